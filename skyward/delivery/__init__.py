@@ -1,4 +1,4 @@
-"""Delivery of images to the engines that run them. Knows engines, hosts and registries, and no provider.
+"""Delivery of images to the engines that run them. It depends on engines, hosts and registries, not on providers.
 
 The entry point is `deliver` in `deliver.py`:
 
@@ -7,9 +7,9 @@ The entry point is `deliver` in `deliver.py`:
     delivered = deliver(image, cluster, ImageTarget(engine=find_engine(), registry="registry.example.com/team"), report)
 
 The first image is built on the engine that runs it. The second one is sent to machines, or pulled by them with
-`registry=`. The third one is pulled by whatever runs it, such as a swarm, from `delivered.reference`.
+`registry=`. The third one is pulled from `delivered.reference` by whatever runs it, such as a swarm.
 
 Read `deliver.py` first (the order of the steps; find the image in a registry, else build and push it), then `stream.py`
-(send it to machines, have them pull it, or pass it on to each other). `checks.py` says how much room an image takes on
-a machine, and when a signature can be verified.
+(sending it to machines, pulls, and relays between machines). `checks.py` determines the disk space of an image on a
+machine, and whether a signature can be verified.
 """

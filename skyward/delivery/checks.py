@@ -1,4 +1,4 @@
-"""What an image asks for before anything exists: room on the disk of a rented machine, a registry for signatures."""
+"""Requirements of an image before anything is created: disk space on rented machines, and a registry for signatures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from skyward.errors import ConfigError
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 
-FLOOR_GB = 50  # also where the size of the image is not known
-_SCRATCH_GB = 30  # for what nodes write
-_IMAGE_FACTOR = 2.5  # the image unpacked, and its compressed layers (40 to 100 % of that) while it is pulled or loaded
+FLOOR_GB = 50  # also if the size of the image is unknown
+_SCRATCH_GB = 30  # for files written by nodes
+_IMAGE_FACTOR = 2.5  # the image unpacked, and its compressed layers (40 to 100 % of that) during a pull or load
 
 
 def check_verifiable(image: Image, registry: str | None) -> None:
     """Check that an image whose signature is to be verified comes from a registry.
 
     Raises:
-        ConfigError: `Image.verify` is given, and no registry.
+        ConfigError: `Image.verify` is given, but no registry.
     """
     if image.verify and registry is None:
         raise ConfigError(
@@ -28,17 +28,17 @@ def check_verifiable(image: Image, registry: str | None) -> None:
 
 
 def room_gb(image_bytes: int | None) -> int:
-    """Gigabytes for an image of that size unpacked (None: not known) and for what nodes write."""
+    """Return the gigabytes needed by an image of that size unpacked (None if unknown) and by files of nodes."""
     return (
         FLOOR_GB if image_bytes is None else max(FLOOR_GB, _SCRATCH_GB + math.ceil(_IMAGE_FACTOR * image_bytes / 1e9))
     )
 
 
 def built_size(image: Image, cluster: Cluster) -> int | None:
-    """Bytes of the image on this machine's engine; None if it has not been built there.
+    """Return the size of the image on this machine's engine in bytes; None if it has not been built there.
 
     Raises:
-        ImageError: the image cannot be compiled, which is better known before machines are rented.
+        ImageError: the image cannot be compiled, which should be known before machines are rented.
         EngineMissingError: this machine has no engine.
     """
     from skyward.builder import plan_for

@@ -1,7 +1,7 @@
-"""`deliver`: the image of a pool made available to the engines that run it, built and pushed where it has to be.
+"""`deliver`: make the image of a pool available to the engines that run it, built and pushed where necessary.
 
-An engine has an image if the image's content is what was built or is in the registry (`skyward.builder.store`);
-that it has the tag is not enough. After a delivery to machines each of them is asked what it has.
+An engine has an image if its content is what was built or is in the registry (`skyward.builder.store`); the tag alone
+does not suffice. After a delivery to machines, the content on each of them is checked.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _PREPARED_FILE = "images.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTarget:
-    """The engine that builds an image, and the machines or the registry that get it.
+    """The engine that builds an image, and the machines or the registry that receive it.
 
     Attributes:
-        engine: builds the image if nobody has it, and pushes it.
-        docker_host: how the docker command reaches that engine; None for an engine of this machine.
-        machines: the hosts that run the image; none of them: `engine` runs it, or whoever pulls it from the registry.
-        registry: repository that the image goes through; None for none.
+        engine: builds the image if it exists nowhere, and pushes it.
+        docker_host: address of that engine for the docker command; None for an engine of this machine.
+        machines: the hosts that run the image; if empty, `engine` runs it, or whatever pulls it from the registry.
+        registry: repository through which the image is delivered; None for none.
     """
 
     engine: EngineAddress
@@ -63,9 +63,9 @@ class Delivered:
 
     Attributes:
         tag: its name on the machines, or on the engine that has built it.
-        reference: `repository@digest` where it went to a registry for others to pull, else the id on that engine.
-        auth: credentials for the registry, in the form in which an engine takes them.
-        user: the user that the image names; "" for none.
+        reference: `repository@digest` if it was put into a registry for others to pull, else its id on that engine.
+        auth: credentials for the registry, in the format of engines.
+        user: the user that the image names; "" if it names none.
     """
 
     tag: str
@@ -75,17 +75,17 @@ class Delivered:
 
 
 def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report) -> Delivered:
-    """Make an image available to a target, whatever else has its name there.
+    """Make an image available to a target, replacing other images of its name there.
 
     Args:
-        image: plugins applied.
-        cluster: what it is compiled for.
-        target: who gets it.
+        image: the description, plugins applied.
+        cluster: the cluster it is compiled for.
+        target: the recipients.
         report: receives progress.
 
     Raises:
-        ConfigError: its signature is to be verified, and it does not come from a registry.
-        ProviderError: a machine has no room for it.
+        ConfigError: its signature is to be verified, but it does not come from a registry.
+        ProviderError: a machine has no space for it.
         ImageError: it cannot be built, pushed, pulled, or sent to a machine.
         EngineError: an engine refuses or does not answer.
     """
@@ -109,7 +109,7 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
 
 
 def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> Delivered | None:
-    """An image that was delivered before, if everybody who is to run it has it as it was, or pulls it by its digest."""
+    """Return an image delivered before, if all recipients have it unchanged, or pull it by its digest."""
     if target.registry and not target.machines:
         if "@" not in ready.reference:
             return None
@@ -125,7 +125,7 @@ def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> 
 
 
 class _ToMachines:
-    """One image on its way to machines."""
+    """Delivery of one image to machines."""
 
     def __init__(self, plan: Plan, target: ImageTarget, store: EngineImages, report: Report) -> None:
         self._plan, self._store, self._report = plan, store, report
@@ -134,17 +134,17 @@ class _ToMachines:
         self._docker_host = target.docker_host or target.engine.url
 
     def run(self) -> None:
-        """Bring it to the machines that do not have it."""
+        """Deliver it to the machines that lack it."""
         tag = self._plan.tag
         before = self._look(self._machines)
         contents = {facts.content if facts and is_known(tag, facts) else None for facts in before.values()}
-        # a signature is of what the registry has: it is asked even where all machines have the image
+        # signatures are of images in the registry, which is asked even if all machines have the image
         if None in contents or len(contents) > 1 or self._plan.image.verify:
             expected = self._pull(before, self._registry) if self._registry else self._send(before)
             self._check(expected)
 
     def _look(self, machines: Sequence[Machine]) -> dict[Machine, ImageFacts | None]:
-        """The image that each machine has under the tag."""
+        """Return the image that each machine has under the tag."""
 
         def look(machine: Machine) -> ImageFacts | None:
             found = machine.engine.image(self._plan.tag)
@@ -154,7 +154,7 @@ class _ToMachines:
             return dict(zip(machines, threads.map(look, machines), strict=True))
 
     def _check(self, expected: str) -> None:
-        """Check that each machine has what was delivered."""
+        """Check that each machine has the delivered content."""
         tag, after = self._plan.tag, self._look(self._machines)
         wrong = [machine.name for machine, facts in after.items() if facts is None or facts.content != expected]
         if wrong:
@@ -164,7 +164,7 @@ class _ToMachines:
             )
 
     def _pull(self, before: Mapping[Machine, ImageFacts | None], registry: str) -> str:
-        """Let the machines that lack it pull it from the registry; gives the digest of its content."""
+        """Let the machines that lack it pull it from the registry, and return the digest of its content."""
         plan = self._plan
         found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
         if not self._is_local:
@@ -178,9 +178,9 @@ class _ToMachines:
         return found.content
 
     def _send(self, before: dict[Machine, ImageFacts | None]) -> str:
-        """Send it to the machines that lack it; gives the digest of its content.
+        """Send it to the machines that lack it, and return the digest of its content.
 
-        It is sent once, from the engine that builds or a machine that has it, and machines pass it on to each other.
+        It is sent once, from the engine that builds or a machine that has it, and machines relay it to each other.
         """
         source, facts = self._source(before)
         if not self._is_local:  # the machine that builds may have it now
@@ -194,7 +194,7 @@ class _ToMachines:
         if lacking and not having:
             stream.send(source, tag, facts.size, lacking[:1], report)
             having, lacking = lacking[:1], lacking[1:]
-        # the sessions that have hosts give and receive are OpenSSH's
+        # relay sessions between hosts require OpenSSH
         near = [machine for machine in lacking if stream.can_receive(machine.address) and not uses_paramiko()]
         left = [machine for machine in lacking if machine not in near]
         if near:
@@ -204,7 +204,7 @@ class _ToMachines:
         return facts.content
 
     def _source(self, before: Mapping[Machine, ImageFacts | None]) -> tuple[EngineAddress, ImageFacts]:
-        """An engine that has the image, which is built if there is none."""
+        """Return an engine that has the image, after building it if there is none."""
         facts = self._store.inspect(self._plan.tag)
         if facts is None or not is_known(self._plan.tag, facts):
             for machine, found in before.items():
@@ -214,7 +214,7 @@ class _ToMachines:
         return self._engine, facts
 
     def _lacking(self, before: Mapping[Machine, ImageFacts | None], expected: str) -> list[Machine]:
-        """The machines that do not have this content; another image under the same tag there is reported."""
+        """Return the machines without this content, and report other images under the same tag."""
         lacking = {machine: facts for machine, facts in before.items() if facts is None or facts.content != expected}
         for machine, facts in lacking.items():
             if facts is not None:
@@ -240,12 +240,12 @@ class _ToMachines:
 
 @dataclass(frozen=True, slots=True)
 class RegistryImage:
-    """An image that a registry has.
+    """An image in a registry.
 
     Attributes:
         reference: `repository@digest`.
-        content: digest of what runs, see `skyward.builder.store`.
-        auth: credentials for the registry, in the form in which an engine takes them.
+        content: digest of the executed content; see `skyward.builder.store`.
+        auth: credentials for the registry, in the format of engines.
     """
 
     reference: str
@@ -256,7 +256,7 @@ class RegistryImage:
 def put_in_registry(
     plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost
 ) -> RegistryImage:
-    """Build and push an image unless the registry has it. Another image under its name there is replaced.
+    """Build and push an image unless the registry has it; another image under its name there is replaced.
 
     Args:
         plan: the image.
@@ -267,11 +267,11 @@ def put_in_registry(
 
     Raises:
         ConfigError: the key of `Image.verify` cannot be used.
-        ImageError: it cannot be built, or its signature is not what `Image.verify` asks for; the registry cannot be
-            reached, or refuses.
+        ImageError: it cannot be built, or its signature does not match `Image.verify`; the registry cannot be reached,
+            or refuses.
         EngineError: the engine refuses or does not answer.
     """
-    from skyward.builder.registry import existence  # brings requests, which most deliveries do not need
+    from skyward.builder.registry import existence  # imports requests, which most deliveries do not need
     from skyward.builder.registry.existence import Absent, Unknown
     from skyward.builder.registry.pushing import push
 
@@ -291,7 +291,7 @@ def put_in_registry(
 
 
 def engine_login(registry: str) -> Mapping[str, str]:
-    """The user's credentials for the registry of a repository, in the form in which an engine takes them; {} for none.
+    """Return the user's credentials for the registry of a repository, in the format of engines; {} if there are none.
 
     Raises:
         RegistryError: a credential program or the registry's cloud fails.
@@ -316,8 +316,8 @@ def _verify(target: str, found: Exists | Absent, key: str) -> None:
 
 # images that were delivered before a detached run began -------------------------------------------------------------
 #
-# Its driver has neither the locks nor the bases nor the docker command that they were made with, and needs none of
-# them: an image that is where it is wanted, with the content that was delivered, is used as it is.
+# Its driver lacks the locks, bases and docker command they were made with, and does not need them: an image that is
+# where it is needed, with the delivered content, is used unchanged.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,9 +326,9 @@ class Prepared:
 
     Attributes:
         tag: its name on the engines that have it.
-        user: the user that it names; "" for none.
+        user: the user that it names; "" if it names none.
         contents: digests that its content may have, and its ids.
-        reference: `repository@digest` where it went to a registry for others to pull.
+        reference: `repository@digest` if it was put into a registry for others to pull.
     """
 
     tag: str
@@ -338,31 +338,31 @@ class Prepared:
 
     @classmethod
     def of(cls, tag: str, user: str, reference: str) -> Prepared:
-        """An image that was delivered now, by this user."""
+        """Create the value for an image that this user has just delivered."""
         return cls(tag=tag, user=user, contents=tuple(sorted(known_contents(tag))), reference=reference)
 
 
 def description(image: Image, spec: ClusterSpec) -> str:
-    """What tells an image from others, before anything is looked up: its fields, and what it is compiled for."""
+    """Return a key that identifies an image before any look-up: a hash of its fields and its compilation target."""
     told = {field.name: getattr(image, field.name) for field in fields(image) if field.compare}
     wanted = [told, image.platform or spec.platform, spec.python]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True, default=_plain).encode()).hexdigest()
 
 
 def write_prepared(folder: Path, images: Mapping[str, Prepared]) -> None:
-    """Leave the images, by their descriptions, to the driver of the run with this directory."""
+    """Store the images, by their descriptions, for the driver of the run with this directory."""
     write_json(folder / _PREPARED_FILE, {key: asdict(image) for key, image in images.items()})
 
 
 def prepared_image(image: Image, spec: ClusterSpec) -> Prepared | None:
-    """What was delivered of an image for the run that this process belongs to; None for nothing, or outside of one."""
+    """Return the delivered image for the run of this process; None if there is none, or outside a run."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or not (Path(folder) / _PREPARED_FILE).is_file():
         return None
     found = json.loads((Path(folder) / _PREPARED_FILE).read_text()).get(description(image, spec))
     if found is None:
         return None
-    for content in found["contents"]:  # what engines have is compared with these
+    for content in found["contents"]:  # compared with the contents on engines
         note_content(found["tag"], content)
     return Prepared(**{**found, "contents": tuple(found["contents"])})
 

@@ -1,4 +1,4 @@
-"""Transfer of an image to machines: a stream to all, missing layers only, pulls of a registry, or one to another."""
+"""Transfer of an image to machines: streams, missing layers only, pulls from a registry, relays between machines."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from skyward.system.futures import ThreadPoolExecutor
 
 _SAY_EVERY_S = 3.0
 _LOOK_S = 0.2
-_RETRYING_S = 5.0  # an engine asks a dead registry for minutes
-_STILL_S = 5.0  # said when nothing has come for so long
+_RETRYING_S = 5.0  # an engine retries a dead registry for minutes
+_STILL_S = 5.0  # silence that is reported
 _SILENT_S = 30.0
-_MACHINES = 8  # asked side by side
-_LOOKED_AT = 50  # images of a machine that are compared, the newest; each is a question
+_MACHINES = 8  # queried in parallel
+_LOOKED_AT = 50  # newest images of a machine that are compared, each with one request
 _AHEAD = 16  # chunks that the fastest machine may be ahead of the slowest
-_AT_ONCE = 2  # receivers that one machine sends to at a time; each of them then sends to others
+_AT_ONCE = 2  # parallel receivers per sending machine; each of them then sends to others
 _MARK = "skyward-relay "
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """The transfer to one machine, in a thread of its own."""
+    """The transfer to one machine, in its own thread."""
 
     machine: Machine
     work: Callable[[], None]
-    queue: Queue[bytes | None] = field(default_factory=lambda: Queue(_AHEAD))  # of what it is sent
+    queue: Queue[bytes | None] = field(default_factory=lambda: Queue(_AHEAD))  # of data to send
     failure: SkywardError | None = None
     thread: threading.Thread = field(init=False)
 
@@ -50,7 +50,7 @@ class _Transfer:
         self.thread.start()
 
     def put(self, chunk: bytes | None) -> None:
-        """Queue a chunk, or the end, unless the transfer has ended."""
+        """Queue a chunk, or the end (None), unless the transfer has ended."""
         while self.thread.is_alive():
             try:
                 self.queue.put(chunk, timeout=_LOOK_S)
@@ -70,13 +70,13 @@ def send(source: EngineAddress, ref: str, size: int, machines: Sequence[Machine]
 
     Args:
         source: the engine that has it.
-        ref: its tag, which it gets there as well.
-        size: its bytes.
-        machines: who lack it.
+        ref: its tag, which it also gets there.
+        size: its size in bytes.
+        machines: the machines that lack it.
         report: receives progress.
 
     Raises:
-        SkywardError: a machine could not take it; all others have it.
+        SkywardError: a machine could not receive it; all others have it.
     """
     transfers = []
     for machine in machines:
@@ -106,7 +106,7 @@ def send(source: EngineAddress, ref: str, size: int, machines: Sequence[Machine]
 
 
 def send_missing_layers(source: EngineAddress, ref: str, machines: Sequence[Machine], report: Report) -> list[Machine]:
-    """Send machines that have most of an image's layers the others; gives the machines that still lack the image.
+    """Send machines with most of an image's layers the others; return the machines that still lack the image.
 
     The image is written to a file first, since the archive names its layers at the end. A machine that cannot load it
     because a layer is missing after all still lacks it.
@@ -116,10 +116,10 @@ def send_missing_layers(source: EngineAddress, ref: str, machines: Sequence[Mach
         shared = dict(zip(machines, threads.map(partial(_shared, own), machines), strict=True))
     if not any(2 * count >= len(own) for count in shared.values()):
         return list(machines)
-    with TemporaryFile(dir=cache_folder()) as file:  # it has no name, so that nothing is left whatever happens
+    with TemporaryFile(dir=cache_folder()) as file:  # an unnamed file, so that nothing remains whatever happens
         try:
             file.writelines(save(source, ref))
-        except OSError as error:  # no room for it here; whole images are passed on as they come
+        except OSError as error:  # not enough space; whole images are streamed instead
             warn(f"The image {ref} cannot be written to disk to send only parts of it: {error.strerror}.")
             return list(machines)
         return _send_rest(file, ref, shared, report)
@@ -156,7 +156,7 @@ def _layers(images: Images, ref: str) -> Sequence[str]:
 
 
 def _shared(own: Sequence[str], machine: Machine) -> int:
-    """The number of these layers, from the lowest up, that some image of a machine has; 0 with containerd's store."""
+    """Return how many of these layers, from the lowest up, some image of a machine has; 0 with containerd's store."""
     images = Images(machine.engine_address)
     if images.in_containerd():
         return 0
@@ -170,13 +170,13 @@ def _in_common(own: Sequence[str], others: Sequence[str]) -> int:
 
 
 def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machine], report: Report) -> None:
-    """Have each machine's engine pull an image by its digest, and tag it.
+    """Pull an image by its digest on each machine's engine, and tag it.
 
     Args:
         ref: `repository@digest`.
         name: the tag it gets.
-        auth: credentials for these pulls; no engine keeps them.
-        machines: who lack it.
+        auth: credentials for these pulls, which engines do not keep.
+        machines: the machines that lack it.
         report: receives progress.
 
     Raises:
@@ -248,12 +248,11 @@ def _finish(transfers: Iterable[_Transfer], report: Report, began: float) -> Non
         raise ImageError(f"{len(failed)} hosts could not get the image:\n{lines}")
 
 
-# from machine to machine, over their own network and not through the client's ---------------------------------------
+# from machine to machine, over their own network instead of the client's ----------------------------------------------
 #
 # Machines have no keys for each other. So for one transfer the receiver runs a second sshd, as its user, at its address
-# in the pool, with a host key made for it. It accepts one key, also made for it, which may run `docker load` and
-# nothing else. Both keys are sent through the connections that are open already. Each side removes what it made when
-# its session ends, however that comes about.
+# in the pool, with a new host key. It accepts one key, also new, which may only run `docker load`. Both keys are sent
+# through the connections that are already open. Each side removes its files when its session ends, for any reason.
 
 _RECEIVE = r"""
 dir=$1 port=$2 address=$3 sock=$4
@@ -305,19 +304,19 @@ exit $status
 
 
 def can_receive(address: str) -> bool:
-    """Whether a machine may receive at this address: no sshd is started at a public one."""
+    """Return whether a machine may receive at this address; no sshd is started at a public one."""
     return not ip_address(address).is_global
 
 
 def relay(source: Machine, tag: str, size: int, targets: Sequence[Machine], report: Report) -> list[Machine]:
-    """Send an image from one machine to others; gives those that could not get it.
+    """Send an image from one machine to others; return those that could not get it.
 
     Args:
         source: the machine that has it.
         tag: its name.
-        size: its bytes.
-        targets: the machines that lack it. Each sends it on once it has it.
-        report: receives progress, and why one did not get it.
+        size: its size in bytes.
+        targets: the machines that lack it. Each relays it once it has it.
+        report: receives progress, and the reasons of failures.
     """
     return _Relay(tag, size, report).run(source, targets)
 
@@ -345,7 +344,7 @@ class _Relay:
                             sources.append(target)
                         else:
                             failed.append(target)
-                except BaseException:  # Ctrl-C ends what is under way
+                except BaseException:  # Ctrl-C ends the running transfers
                     self._end()
                     raise
         return failed
@@ -371,7 +370,7 @@ class _Relay:
             words = (place, self._tag, source.facts.socket, port, target.address, user, host_key)
             self._follow(self._session(source, _GIVE, *words), private, source, target)
         finally:
-            receiver.communicate()  # its input ends, which ends the script
+            receiver.communicate()  # closing its input ends the script
             target.watchdog.free_port(int(port))
         arrived, sent = target.engine.image(self._tag), source.engine.image(self._tag)
         if not arrived or not sent or arrived["Id"] != sent["Id"]:
@@ -423,7 +422,7 @@ class _Relay:
 
 
 def _first_word(session: subprocess.Popen[str], told: str, machine: Machine) -> str:
-    """The first marked line of a script, after it was sent something; output of users' shell files is skipped."""
+    """Send text to a script and return its first marked line; output of users' shell files is skipped."""
     assert session.stdout
     assert session.stderr
     _tell(session, f"{told}\n")
@@ -435,13 +434,13 @@ def _first_word(session: subprocess.Popen[str], told: str, machine: Machine) -> 
 
 def _tell(session: subprocess.Popen[str], text: str) -> None:
     assert session.stdin
-    with suppress(BrokenPipeError):  # it has ended, and says why
+    with suppress(BrokenPipeError):  # it has ended, and its output has the reason
         session.stdin.write(text)
         session.stdin.flush()
 
 
 def _key() -> tuple[str, str]:
-    """A key pair for one transfer."""
+    """Create a key pair for one transfer."""
     with private_directory() as folder:
         path = folder / "key"
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "skyward", "-f", str(path)]

@@ -2,7 +2,7 @@
 
 Read `address.py` (which engine, and whether it is alive), `client.py` (`Engine`: create, attach, watch and remove
 containers), then `container.py`. Images need no SDK: `images.py`, over the connections of `connection.py`.
-`failures.py` translates errors; `transport.py` gives the SDK our connections.
+`failures.py` translates errors; `transport.py` adapts these connections to the SDK.
 """
 
 from importlib import import_module
@@ -28,7 +28,7 @@ __all__ = [
     "visible_gpus",
 ]
 
-# loaded on first use: who asks whether an image exists needs no containers
+# loaded on first use, as checking for an image needs no containers
 _HOMES = {
     "Engine": "client",
     **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch", "visible_gpus"), "container"),

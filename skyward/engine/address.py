@@ -1,12 +1,12 @@
-"""The address of the Docker engine, and connections to it that tell a slow answer from a frozen engine.
+"""The address of the Docker engine, and connections to it that distinguish slow answers from a frozen engine.
 
-The address is found as the docker CLI finds it; the SDK does not know contexts. Order: the caller's address,
-`DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the default socket; where that does
-not exist, the socket of a rootless engine of the user's, or of Podman's.
+The address is found as by the docker CLI, since the SDK does not support contexts. Order: the caller's address,
+`DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the default socket; if that does not
+exist, the socket of the user's rootless engine, or of Podman's.
 
-A daemon that is stopped, or hangs, still takes connections: the kernel does that for it. Its answer then never comes,
-while a pull or a start on a busy machine may rightly take minutes. So after some silence the engine is pinged on
-another connection, which a live one answers at once whatever else it does.
+A stopped or hanging daemon still accepts connections: the kernel does that for it. Its answer then never arrives, while
+a pull or a start on a busy machine may legitimately take minutes. So after some silence the engine is pinged on another
+connection, to which a live one answers at once whatever else it does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MAY_NOT = (
     "Add the user to the group that owns it (`sudo usermod -aG docker $USER`, then log in again), or use "
     "provider=sky.Local()."
 )
-_SILENCE_S, _PING_S = 3.0, 7.0  # ten seconds in all, of the fifteen that opening or leaving a pool may take
-_AGAIN_S = 0.3  # both of them, for an engine that was frozen a moment ago: there may be several more questions
+_SILENCE_S, _PING_S = 3.0, 7.0  # ten seconds in total, of the fifteen that opening or closing a pool may take
+_AGAIN_S = 0.3  # both, for an engine that was just found frozen: several more requests may follow
 _REMEMBERED_S = 30.0
 _frozen: dict[str, float] = {}  # engines, and when they were last found frozen
 
@@ -44,7 +44,7 @@ class EngineAddress:
 
     Attributes:
         path: the unix socket.
-        origin: who said so, in words for error messages.
+        origin: what named it, for error messages.
     """
 
     path: Path
@@ -57,14 +57,14 @@ class EngineAddress:
 
     @property
     def socket_url(self) -> str:
-        """The socket to speak to, in that form; of a forwarded engine `url` names its machine."""
+        """The socket to connect to, in the same form; for a forwarded engine, `url` names its machine."""
         return f"unix://{self.path}"
 
     def dial(self, timeout_s: float = 10) -> LiveSocket:
-        """A connection to the engine.
+        """Connect to the engine.
 
         Raises:
-            EngineMissingError: nobody answers, or this user may not ask.
+            EngineMissingError: there is no answer, or this user has no permission.
         """
         where = f"No Docker engine answers at {self.url} (from {self.origin})"
         try:
@@ -81,10 +81,10 @@ class EngineAddress:
 
 
 def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:
-    """The engine the docker CLI would use, or the one at `base_url`.
+    """Return the engine that the docker CLI would use, or the one at `base_url`.
 
     Raises:
-        ConfigError: the address is not a unix socket of this machine, or the context named does not exist.
+        ConfigError: the address is not a unix socket of this machine, or the named context does not exist.
     """
     if base_url:
         return _socket(base_url, "the provider's base_url")
@@ -110,7 +110,7 @@ def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ
 
 
 def _default(env: Mapping[str, str]) -> EngineAddress:
-    """Docker's default socket; where it is not there, that of the user's own engine, or one of Podman's."""
+    """Return Docker's default socket, or if it does not exist that of the user's own engine, or one of Podman's."""
     own = [Path(env["XDG_RUNTIME_DIR"])] if env.get("XDG_RUNTIME_DIR") else []
     others = [(folder / "docker.sock", "rootless Docker's default address") for folder in own]
     podmans = [folder / "podman" / "podman.sock" for folder in (*own, Path("/run"))]
@@ -140,7 +140,7 @@ def _socket(url: str, origin: str) -> EngineAddress:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where there is no such file."""
+    """Return a JSON object from a file; empty if there is no such file."""
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:
@@ -151,13 +151,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class LiveSocket(socket.socket):
-    """A connection to an engine. With a time limit on it, silence is looked into; without one it is just a socket.
+    """A connection to an engine. With a time limit, it checks the engine during silence; without one it is a plain
+    socket.
 
     Attributes:
         engine: the engine's address, for messages.
-        path: its socket on this machine; None for one that cannot be pinged.
-        waiting: called again and again during silence, with its seconds, instead of the time limit; what it raises ends
-            the wait. For answers that the engine itself waits for.
+        path: its socket on this machine; None if it cannot be pinged.
+        waiting: called repeatedly during silence with its seconds, and replaces the time limit; its exceptions end the
+            wait. For answers that the engine itself waits for.
     """
 
     engine: str
@@ -166,7 +167,7 @@ class LiveSocket(socket.socket):
 
     @classmethod
     def connected(cls, path: Path, engine: str, timeout_s: float | None) -> LiveSocket:
-        """A connection to the engine that listens there; raises OSError."""
+        """Connect to the engine that listens there; raises OSError."""
         sock = cls(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.path, sock.engine = path, engine
         try:
@@ -182,17 +183,17 @@ class LiveSocket(socket.socket):
 
         Raises:
             EngineMissingError: the engine is frozen.
-            TimeoutError: it is not, and yet has not answered within the time limit.
+            TimeoutError: it is alive, but has not answered within the time limit.
         """
         self._wait(select.POLLIN, "no answer")
         return super().recv_into(buffer, nbytes, flags)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send as a socket does, while the engine takes what it is sent.
+        """Send as a socket does, as long as the engine accepts data.
 
         Raises:
             EngineMissingError: the engine is frozen.
-            TimeoutError: it is not, and yet has taken nothing within the time limit.
+            TimeoutError: it is alive, but has accepted nothing within the time limit.
         """
         left = memoryview(data).cast("B")
         while left:
@@ -200,7 +201,7 @@ class LiveSocket(socket.socket):
             left = left[self.send(left, flags) :]
 
     def _wait(self, event: int, failing: str) -> None:
-        """Until the engine answers or takes something; not at all without a time limit."""
+        """Wait until the engine answers or accepts data; return at once without a time limit."""
         limit_s = self.gettimeout()
         if limit_s is None:
             return
@@ -246,7 +247,7 @@ def _answers(path: Path, limit_s: float) -> bool:
     except TimeoutError:
         return False
     except OSError:
-        return True  # it has ended, which the connection in question tells in better words
+        return True  # it has ended, which the original connection reports in better words
 
 
 def _patience(engine: str, usual_s: float) -> float:

@@ -1,6 +1,6 @@
-"""`Engine`: one Docker engine, its containers, and what it can grant.
+"""`Engine`: one Docker engine, its containers, and the resources it can provide.
 
-It knows nothing of pools, and is safe to use from several threads.
+It is independent of pools, and safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from skyward.engine.container import (
 from skyward.engine.failures import LimitRefusedError, engine_call
 from skyward.errors import EngineError, EngineMissingError
 
-_CALL_TIMEOUT_S = 120  # of silence from an engine that is alive; one that is not is noticed sooner
+_CALL_TIMEOUT_S = 120  # of silence from a live engine; a dead one is noticed sooner
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
 _DAY_S = 86400
-_said: set[str] = set()  # notices that this process has given
+_said: set[str] = set()  # notices that this process has shown
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
     Attributes:
         url: its address in the form of `DOCKER_HOST`.
         version: its version.
-        product: what it calls itself; empty for a plain engine.
+        product: the product name it reports; empty for a plain engine.
         is_podman: whether it is Podman's, which has the same interface.
     """
 
@@ -73,7 +73,7 @@ class Engine:
 
     @classmethod
     def connect(cls, base_url: str | None = None) -> Engine:
-        """The engine at `base_url`, or the one the docker CLI would use. The same object while that engine lives.
+        """Return the engine at `base_url`, or the docker CLI's; the same object as long as that engine lives.
 
         Raises:
             ConfigError: the address is not one of this machine.
@@ -88,20 +88,20 @@ class Engine:
 
     @classmethod
     def at(cls, address: EngineAddress, limits: Mapping[str, int]) -> Engine:
-        """The engine of another machine, at a socket here that leads to it; it is asked for these limits.
+        """Return the engine of another machine at a socket here that leads to it, with these limits to request.
 
         Raises:
             EngineError: it is too old.
             EngineMissingError: it does not answer.
         """
         engine = cls(address, None, limits)
-        # connections kept for later are open channels, each of which makes SSH slower (docs/hosts.md), and grow stale
+        # idle connections are open channels, each of which slows down SSH (docs/hosts.md), and become stale
         engine._api.headers["Connection"] = "close"
         return engine
 
     @cached_property
     def is_rootless(self) -> bool:
-        """Whether this client's own user runs it: root in a container is that user then."""
+        """Whether this client's own user runs it, so that root in a container is that user."""
         try:
             owner = self._path.stat().st_uid
         except OSError:  # its socket is another machine's
@@ -109,11 +109,11 @@ class Engine:
         if not self._is_here or owner == 0 or owner != os.geteuid():
             return False
         info = self.info
-        return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # Podman's word
+        return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # Podman's key
 
     @cached_property
     def _own_container(self) -> Mapping[str, Any]:
-        """What the engine says of the container that this client runs in; nothing where it is in none of its."""
+        """The engine's description of the container of this client; empty if it is in none of this engine's."""
         import docker.errors
 
         identifier = this_container() if self._is_here else None
@@ -127,12 +127,12 @@ class Engine:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The engine's own description of itself and its machine."""
+        """The engine's description of itself and its machine."""
         with engine_call("describe itself", self.url):
             return dict(self._api.info())
 
     def image(self, ref: str) -> Mapping[str, Any] | None:
-        """The engine's description of an image; None if it does not have it."""
+        """Return the engine's description of an image; None if it does not have it."""
         import docker.errors
 
         with engine_call(f"look for image {ref}", self.url):
@@ -142,9 +142,9 @@ class Engine:
                 return None
 
     def run(self, spec: ContainerSpec) -> Container:
-        """Create and start a container; whatever fails, none is left.
+        """Create and start a container; if anything fails, none remains.
 
-        Limits the engine may not grant are given up one by one, for all later containers too, with one warning.
+        Limits that the engine may not set are dropped one by one, for all later containers too, with one warning.
         """
         if own := self._own_container:
             spec = replace(
@@ -166,13 +166,13 @@ class Engine:
             return container
 
     def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Containers in any state, or in one, that carry all the given labels (`name` or `name=value`)."""
+        """Return the containers in any state, or in one, with all the given labels (`name` or `name=value`)."""
         filters: dict[str, Any] = {"label": list(labels)} | ({"status": state} if state else {})
         with engine_call("list containers", self.url):
             return list(self._api.containers(all=True, filters=filters))
 
     def remove(self, container_id: str) -> None:
-        """End a container at once and wait until it is gone; nothing happens if it is gone already."""
+        """Kill a container and wait until it is removed; do nothing if it does not exist."""
         import docker.errors
 
         with engine_call(f"remove container {container_id[:12]}", self.url):
@@ -184,13 +184,13 @@ class Engine:
             except docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-            # The engine is removing it already, which took more than 30 s on a busy disk. The wait is outside of the
-            # handler, else one that takes too long would be reported as the refusal before it.
+            # The engine is already removing it, which has taken more than 30 s on a busy disk. The wait is outside the
+            # handler, so that a timeout is not reported as the preceding refusal.
             with suppress(docker.errors.NotFound):
                 self._api.wait(container_id, timeout=_CALL_TIMEOUT_S, condition="removed")
 
     def is_frozen(self) -> bool:
-        """Whether it has not answered a ping for some seconds."""
+        """Return whether it has not answered a ping for some seconds."""
         try:
             check_alive(self._path, self.url)
         except EngineMissingError:
@@ -198,11 +198,11 @@ class Engine:
         return False
 
     def close_idle(self) -> None:
-        """Close connections that are kept for further questions; the next question makes another."""
+        """Close connections that are kept for further requests; the next request opens another."""
         self._api._custom_adapter.close_idle()
 
     def signal(self, container_id: str, name: str) -> None:
-        """Send the first process of a container a signal, such as "SIGUSR1"; nothing happens if it does not run."""
+        """Send a signal such as "SIGUSR1" to the first process of a container; do nothing if it is not running."""
         import docker.errors
 
         with engine_call(f"signal container {container_id[:12]}", self.url):
@@ -213,7 +213,7 @@ class Engine:
                     raise
 
     def read(self, image: str, path: str) -> bytes:
-        """A file of an image; b"" if it has none. Takes a container that is never started, so a tenth of a second."""
+        """Return a file of an image; b"" if it does not exist. Takes 0.1 s, for a container that is never started."""
         import docker.errors
 
         with engine_call(f"read {path} of image {image}", self.url):
@@ -229,15 +229,15 @@ class Engine:
                 self.remove(made["Id"])
 
     def watch(self, labels: Mapping[str, str]) -> Watch:
-        """Follow the ends of all containers with these labels; open it before they are started."""
+        """Follow the ends of all containers with these labels; to be called before they are started."""
         return Watch(self._api, self.url, labels)
 
     def gives_gpus(self) -> bool | None:
-        """Whether containers can get GPUs here; None if only trying shows that."""
+        """Return whether containers can get GPUs here; None if only trying shows that."""
         return gives_gpus(self.info, self._pid)
 
     def has_bridge(self) -> bool:
-        """Whether it can give containers a network of their own on this machine."""
+        """Return whether the engine can create container networks on this machine."""
         with engine_call("list networks", self.url):
             return bool(self._api.networks(filters={"driver": "bridge"}))
 
@@ -265,9 +265,9 @@ class Engine:
 
 
 def _knock(address: EngineAddress) -> int | None:
-    """The process that answers at the engine's socket; None if it is outside this namespace."""
+    """Return the process that listens at the engine's socket; None if it is outside this namespace."""
     with address.dial() as sock:
-        if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
+        if not hasattr(socket, "SO_PEERCRED"):  # Linux only
             return None
         pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid or None
@@ -279,15 +279,15 @@ def _client(make: Any, address: EngineAddress, version: str) -> Any:
     api = make(base_url=address.socket_url, version=version, timeout=_CALL_TIMEOUT_S)
     api._custom_adapter = EngineAdapter(address.socket_url, address.url, _CALL_TIMEOUT_S)
     api.mount("http+docker://", api._custom_adapter)
-    # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
+    # a local socket needs no proxy and no netrc; looking for them extends a call from 0.6 to 0.8 ms
     api.trust_env = False
     return api
 
 
 def is_due(what: str) -> bool:
-    """Whether something has not been said for a day; it counts as said from now on.
+    """Return whether a notice has not been shown for a day, and record it as shown.
 
-    Where the user's cache cannot be written it is said once per process.
+    If the user's cache is not writable, it is due once per process.
     """
     if what in _said:
         return False
@@ -300,6 +300,6 @@ def is_due(what: str) -> bool:
             return False
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
-    except (OSError, RuntimeError):  # no cache, or no home: nothing depends on it but how often a line is shown
+    except (OSError, RuntimeError):  # no cache, or no home: this affects only how often a line is shown
         pass
     return True

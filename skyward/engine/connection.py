@@ -1,6 +1,6 @@
-"""HTTP connections to an engine, without the SDK, and programs that are run in its containers through one.
+"""HTTP connections to an engine, without the SDK, and programs run in its containers through them.
 
-They lead through a socket of this machine, or through SSH and a docker command there.
+They use a socket of this machine, or SSH and a docker command on the other machine.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from skyward.model.ssh import SshHost
 
-_TIMEOUT_S = 120.0  # silence for longer is a hung engine
-_END_S = 2.0  # ssh's time to say why it ended
+_TIMEOUT_S = 120.0  # longer silence means a hung engine
+_END_S = 2.0  # time for ssh to report why it ended
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _BUFFER = 1 << 18
-_END_NEWS_S = 2.0  # how long after the last byte an engine may take to know the exit status
+_END_NEWS_S = 2.0  # time after the last byte for an engine to learn the exit status
 
 
 def auth_header(auth: Mapping[str, str]) -> dict[str, str]:
-    """The header of a pull or push with credentials, which the engine does not keep."""
+    """Return the header of a pull or push with credentials, which the engine does not keep."""
     return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()}
 
 
 class SocketLine(HTTPConnection):
-    """Through the engine's socket on this machine.
+    """A connection through the engine's socket on this machine.
 
     Attributes:
         waiting: see `LiveSocket`; set before it connects.
@@ -54,12 +54,12 @@ class SocketLine(HTTPConnection):
         self.sock.waiting = self.waiting
 
     def failure(self) -> SkywardError | None:
-        """Details on why the connection broke; none beyond the exception."""
+        """Return details on why the connection broke; always None, as the exception has them."""
         return None
 
 
 class SshLine(HTTPConnection):
-    """Through `ssh`, and over there the docker command as a pipe to its engine.
+    """A connection through `ssh`, with the docker command there as a pipe to its engine.
 
     Attributes:
         waiting: see `LiveSocket`; set before it connects.
@@ -75,8 +75,8 @@ class SshLine(HTTPConnection):
         self._said = ""
 
     def connect(self) -> None:
-        """Start ssh; that it fails is found out with the first answer."""
-        import subprocess  # a build here needs neither of them
+        """Start ssh; a failure shows with the first answer."""
+        import subprocess  # local builds need neither of them
         from tempfile import TemporaryFile
 
         ours, theirs = socket.socketpair()
@@ -89,7 +89,7 @@ class SshLine(HTTPConnection):
         command = self._host.command("docker", "system", "dial-stdio")
         with theirs:
             try:
-                # a session of its own: Ctrl-C must not end it before the build has been called off
+                # its own session, as Ctrl-C must not end it before the build has been cancelled
                 self._ssh = subprocess.Popen(
                     command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
                 )
@@ -99,12 +99,12 @@ class SshLine(HTTPConnection):
                 ) from error
 
     def failure(self) -> SkywardError | None:
-        """Output of ssh or of the other machine on why the connection broke."""
+        """Return the output of ssh or of the other machine on why the connection broke."""
         self.close()
         return self._host.failure(self._said)
 
     def close(self) -> None:
-        """Close the connection, which ends ssh; what it said is kept until the next connection."""
+        """Close the connection, which ends ssh; its output is kept until the next connection."""
         super().close()
         if self._ssh is not None:
             from subprocess import TimeoutExpired
@@ -123,7 +123,7 @@ class SshLine(HTTPConnection):
 
 
 def runs(address: EngineAddress, container: str) -> bool:
-    """Whether a container runs.
+    """Return whether a container is running.
 
     Raises:
         EngineMissingError: the engine does not answer.
@@ -138,7 +138,7 @@ def runs(address: EngineAddress, container: str) -> bool:
 
 
 def _exchange(address: EngineAddress, method: str, path: str, body: Any = None) -> tuple[HTTPResponse, Any]:
-    """One request: the answer, and what is in it."""
+    """Send one request; return the response and its content."""
     with closing(SocketLine(address)) as line:
         line.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
         response = line.getresponse()
@@ -146,12 +146,12 @@ def _exchange(address: EngineAddress, method: str, path: str, body: Any = None) 
 
 
 class Execution:
-    """A running program in a container. It keeps running while its input is open, unless it ends by itself.
+    """A running program in a container. It keeps running while its input is open, unless it ends on its own.
 
     Args:
         address: the engine.
         container: id of a running container.
-        command: the program; seen by everybody who may list processes there, so no place for secrets.
+        command: the program; visible to everybody who may list processes there, so not suitable for secrets.
 
     Raises:
         EngineError: the engine refuses.
@@ -176,22 +176,22 @@ class Execution:
         self._sock.sendall(data)
 
     def end_input(self) -> None:
-        """Close its input; nothing happens if the connection is gone."""
+        """Close its input; do nothing if the connection is closed."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
     def output(self) -> Iterator[bytes]:
-        """Its output on both streams, ending when it, the container or the engine ends. It has to be read."""
+        """Yield its output on both streams, until it, the container or the engine ends. It has to be read."""
         for _, data in self.streams():
             yield data
 
     def streams(self) -> Iterator[tuple[int, bytes]]:
-        """The same, each part with the number of its stream: 1 for standard output, 2 for standard error."""
+        """Yield its output with the number of the stream: 1 for standard output, 2 for standard error."""
         try:
             while len(header := self._stream.read(_FRAME_HEADER)) == _FRAME_HEADER:
                 yield header[0], self._stream.read(int.from_bytes(header[4:], "big"))
         except OSError:
-            return  # cut off: what ended is found out by asking
+            return  # cut off: the cause is found by asking
 
     def limit(self, timeout_s: float | None) -> None:
         """Limit how long a read or write may take; the output ends there."""
@@ -205,10 +205,10 @@ class Execution:
         self._sock.close()
 
     def exit_code(self) -> int | None:
-        """Its exit status, once its output has ended; None if it is not known.
+        """Return its exit status, once its output has ended; None if unknown.
 
         Raises:
-            EngineMissingError: the engine is gone.
+            EngineMissingError: the engine does not answer.
         """
         deadline = time.monotonic() + _END_NEWS_S
         while True:
@@ -217,12 +217,12 @@ class Execution:
                 return None if found is None or found["ExitCode"] is None else int(found["ExitCode"])
             if time.monotonic() > deadline:
                 return None
-            time.sleep(0.02)  # the engine offers nothing to wait for
+            time.sleep(0.02)  # the API has no call that waits for this
 
     def _start(self) -> None:
         """Turn the connection into the program's streams.
 
-        Not through the SDK, which loses what arrives together with the engine's answer (docker-py#3332).
+        The SDK is not used, as it loses output that arrives together with the engine's answer (docker-py#3332).
         """
         body = b'{"Detach":false,"Tty":false}'
         head = (
@@ -248,7 +248,7 @@ class Execution:
             raise broken_off(self._action, self._address.url, error) from error
 
     def _ask(self, method: str, path: str, body: Any = None, *, missing: bool = False) -> Any:
-        """The engine's answer; None for what it does not know, if that is allowed."""
+        """Return the engine's answer; None for a missing object, if that is allowed."""
         try:
             response, answer = _exchange(self._address, method, path, body)
         except (HTTPException, OSError) as error:

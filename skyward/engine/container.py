@@ -1,10 +1,9 @@
 """Containers: their specification, limits, GPUs and shared memory; their creation, output and ends.
 
-An engine may not be able to grant all limits; what it can is read from its process, and learnt from its refusals.
+An engine may not be able to set all limits; which ones it can is read from its process, and learnt from refusals.
 
-What is mounted into the container of a client that runs in one itself, with the socket of the engine that started it,
-has another path on the engine's machine. What is not mounted lies in that container's own layer, whose place some
-engines tell.
+If a client runs in a container itself, with the socket of the engine that started it, its mounts have other paths on
+the engine's machine. Other files are in that container's own layer, whose location some engines report.
 """
 
 from __future__ import annotations
@@ -25,41 +24,42 @@ from skyward.engine.failures import engine_call
 ACCOUNTS = "/etc/passwd"
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _MOUNTS = Path("/proc/self/mountinfo")
-# files that engines give each container
+# files that engines mount into each container
 _OF_ENGINE = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf) /etc/")
-_OUT_OF_MEMORY_NEWS_S = 0.5  # how long after a death by SIGKILL the engine may still say that it was for memory
+_OUT_OF_MEMORY_NEWS_S = 0.5  # time after SIGKILL in which the engine may report out of memory
 _SIGKILLED = 137
 UNLIMITED = -1
 _CAP_SYS_RESOURCE = 24
 _STACK_BYTES = 64 * 1024**2
-_MOST_FILES = 1024 * 1024  # some programs close every possible descriptor when they start: no more than systems give
+# some programs close every possible descriptor at start, so not more than usual systems allow
+_MOST_FILES = 1024 * 1024
 _GIB = 1024**3
-_HOOK = "nvidia-container-runtime-hook"  # an engine that finds it on its PATH at start can serve `--gpus`
+_HOOK = "nvidia-container-runtime-hook"  # an engine that finds it on its PATH at start supports `--gpus`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """The specification of a container. It shares the host's network, has an init process and vanishes when it ends.
+    """The specification of a container. It shares the host's network, has an init process and is removed when it ends.
 
     Attributes:
         image: reference of an image the engine has.
-        command: what it runs, instead of the image's own command.
-        name: unique on the engine.
+        command: the command to run, instead of the image's own.
+        name: unique name on the engine.
         labels: labels by which it is found again.
         env: environment in addition to the image's.
-        mounts: directories of this machine and where the container sees them.
-        accounts: a file of this machine that stands in for the image's /etc/passwd; None for the image's own.
-        working_dir: where the command starts; made if it is not there.
+        mounts: directories of this machine and their paths in the container.
+        accounts: a file of this machine that replaces the image's /etc/passwd; None for the image's own.
+        working_dir: working directory of the command; created if it does not exist.
         gpus: number of NVIDIA GPUs, or their indexes or UUIDs; None for none.
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
-        machine_bytes: memory of the engine's machine; None if that is this one.
-        user: whom its programs run as, by name or number, "user:group"; None for the image's own.
-        privileges: capabilities that its programs can have, or gain by programs that are installed to give them; with
-            none, nothing can gain any. "default" for what the engine gives by itself.
+        machine_bytes: memory of the engine's machine; None for this machine.
+        user: user of its programs, by name or number, "user:group"; None for the image's own.
+        privileges: capabilities that its programs can have, or gain through programs installed for that; if empty, none
+            can be gained. "default" for the engine's default ones.
         mounts_file_systems: whether it may mount file systems in user space (FUSE).
-        sees_processes: whether it has the process namespace of the engine's machine, not one of its own.
-        quiet: whether nothing is said of limits that the engine may not raise.
+        sees_processes: whether it shares the process namespace of the engine's machine.
+        quiet: whether to omit the warning about limits that the engine may not raise.
     """
 
     image: str
@@ -82,15 +82,15 @@ class ContainerSpec:
 
 
 def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping[str, int]:
-    """The limits to ask an engine for, by name, each for soft and hard.
+    """Return the limits to request from an engine, by name, each for soft and hard.
 
-    Locked memory without limit (pinned and RDMA buffers of GPU frameworks), a stack of 64 MiB (deep native recursion in
-    compilers of kernels), as many files as the engine itself may open (data loaders pass tensors by descriptor).
-    What the engine's process visibly cannot grant is left out.
+    They are unlimited locked memory (pinned and RDMA buffers of GPU frameworks), a stack of 64 MiB (deep native
+    recursion in kernel compilers), and as many files as the engine itself may open (data loaders pass tensors by
+    descriptor). Limits that the engine's process visibly cannot set are left out.
 
     Args:
-        engine_pid: process of the engine; None when unknown: then refusals tell.
-        proc: where the process file system is mounted.
+        engine_pid: process of the engine; None if unknown, in which case refusals show the limits.
+        proc: mount point of the process file system.
     """
     try:
         status = (proc / str(engine_pid) / "status").read_text()
@@ -101,7 +101,7 @@ def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping
 
 
 def limits_by(status: str, table: str) -> Mapping[str, int]:
-    """The same, from what the kernel says of an engine's process: its files `status` and `limits`, "" where unknown."""
+    """Return the same from the files `status` and `limits` of an engine's process in /proc, "" if unknown."""
     wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
     if not table:
         return MappingProxyType(wanted)
@@ -114,15 +114,15 @@ def limits_by(status: str, table: str) -> Mapping[str, int]:
         del wanted["memlock"]
     processes = _hard_limit(table, "Max processes")
     if not may_raise and processes != UNLIMITED:
-        wanted["nproc"] = processes  # Podman asks for 4,194,304 where a container has other limits without this one
+        wanted["nproc"] = processes  # Podman requests 4,194,304 if a container has other limits but not this one
     return MappingProxyType(wanted)
 
 
 def shm_bytes(memory_bytes: int | None) -> int:
-    """Size of a node's /dev/shm: half of the memory it may use, at most 64 GiB.
+    """Return the size of a node's /dev/shm: half of the memory it may use, at most 64 GiB.
 
-    Docker's 64 MB end data loaders and collectives with a bus error. Half is what Linux gives a machine's own
-    /dev/shm: pages count only when used. The cap makes a leak on a large machine fill /dev/shm, not the machine.
+    With Docker's 64 MB, data loaders and collectives end with a bus error. Half is the size of a machine's own /dev/shm
+    in Linux: pages count only when used. With the limit, a leak on a large machine fills /dev/shm, not the machine.
     """
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(memory // 2, 64 * _GIB)
@@ -134,7 +134,7 @@ def _hard_limit(table: str, name: str) -> int:
 
 
 def visible_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int | None:
-    """Number of NVIDIA GPUs the kernel's driver shows on this machine; None where it shows nothing at all."""
+    """Return the number of NVIDIA GPUs listed by this machine's kernel driver; None if it lists nothing at all."""
     try:
         return len(list(driver.iterdir()))
     except OSError:
@@ -142,12 +142,12 @@ def visible_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int | None:
 
 
 def gives_gpus(info: Mapping[str, Any], engine_pid: int | None, proc: Path = Path("/proc")) -> bool | None:
-    """Whether an engine can hand GPUs to containers; None if only trying shows that.
+    """Return whether an engine can pass GPUs to containers; None if only trying shows that.
 
     Args:
         info: the engine's description of itself.
         engine_pid: its process.
-        proc: where the process file system is mounted.
+        proc: mount point of the process file system.
     """
     if "nvidia" in info.get("Runtimes", {}) or any("nvidia" in str(d) for d in info.get("DiscoveredDevices") or ()):
         return True
@@ -155,14 +155,14 @@ def gives_gpus(info: Mapping[str, Any], engine_pid: int | None, proc: Path = Pat
         environ = (proc / str(engine_pid) / "environ").read_bytes()
     except OSError:  # another user's process
         return None
-    if engine_pid == 1:  # systemd listens for the engine, whose own environment is not known then
+    if engine_pid == 1:  # systemd listens for the engine, whose own environment is unknown then
         return None
     variables = dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0"))
     return shutil.which(_HOOK, path=os.fsdecode(variables.get(b"PATH", b""))) is not None
 
 
 def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
-    """Create a container without starting it; its id."""
+    """Create a container without starting it, and return its id."""
     made = api.create_container(
         spec.image,
         list(spec.command),
@@ -177,10 +177,10 @@ def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
 
 
 def attach(api: Any, container_id: str) -> Any:
-    """A stream of what a created container will print.
+    """Return a stream of the future output of a created container.
 
-    Attached before the start, because the log of a container that removes itself is gone with it. Without the Upgrade
-    headers that the SDK's own attach sends, and read through the HTTP response, nothing is lost (docker-py#3332).
+    It is attached before the start, because a container that removes itself takes its log with it. Without the Upgrade
+    headers of the SDK's own attach, and read through the HTTP response, nothing is lost (docker-py#3332).
     """
     url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/attach"
     params = {"stream": 1, "stdout": 1, "stderr": 1}
@@ -192,7 +192,7 @@ def attach(api: Any, container_id: str) -> Any:
 def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> Any:
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
-    # of type "bind", so that a directory the engine does not see is an error and not made empty
+    # of type "bind", so that a directory the engine does not see is an error instead of being created empty
     mounts = [Mount(target=target, source=str(source), type="bind") for source, target in spec.mounts]
     if spec.accounts is not None:
         mounts.append(Mount(target=ACCOUNTS, source=str(spec.accounts), type="bind", read_only=True))
@@ -202,7 +202,7 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         wishes["device_requests"] = [DeviceRequest(**which, capabilities=[["gpu", "compute", "utility"]])]
     if spec.cpus is not None:
         wishes["nano_cpus"] = int(spec.cpus * 1e9)
-    if spec.memory_bytes is not None:  # with swap included: a node over its limit ends instead of crawling
+    if spec.memory_bytes is not None:  # including swap, so that a node over its limit ends instead of slowing down
         wishes |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
     if spec.mounts_file_systems:
         wishes["devices"] = ["/dev/fuse"]
@@ -222,12 +222,12 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
 
 
 def _rights(spec: ContainerSpec) -> dict[str, Any]:
-    """No capability and no way to gain one, but for what was asked for."""
+    """Drop all capabilities and ways to gain them, except the requested ones."""
     if spec.privileges == "default":
         rights: dict[str, Any] = {"cap_add": [], "security_opt": []}
     else:
         rights = {"cap_drop": ["ALL"], "cap_add": list(spec.privileges), "security_opt": []}
-    if spec.mounts_file_systems:  # what mount(2) takes; AppArmor's own profile forbids any
+    if spec.mounts_file_systems:  # required by mount(2), which AppArmor's own profile forbids
         rights["cap_add"] = sorted({*rights["cap_add"], "SYS_ADMIN"})
         rights["security_opt"] = ["apparmor=unconfined"]
     elif not spec.privileges:
@@ -236,16 +236,16 @@ def _rights(spec: ContainerSpec) -> dict[str, Any]:
 
 
 class Container:
-    """A started container and everything it prints."""
+    """A started container and its output."""
 
     def __init__(self, engine: str, container_id: str, name: str, stream: Any) -> None:
         self.id, self.name = container_id, name
         self._engine, self._stream = engine, stream
 
     def output(self) -> Iterator[bytes]:
-        """Its output on both streams from the first byte on, ending when the container or the engine ends.
+        """Yield its output on both streams from the first byte on, until the container or the engine ends.
 
-        It has to be read: a container whose reader stands still blocks once the engine's buffer (1 MB) is full.
+        It has to be read: a container without a reader blocks once the engine's buffer (1 MB) is full.
         """
         with engine_call(f"read the output of container {self.name}", self._engine):
             try:
@@ -256,20 +256,20 @@ class Container:
 
 
 def this_container() -> str | None:
-    """The identifier of the container that this process is in; None outside of Docker's containers."""
+    """Return the id of the container that this process is in; None outside Docker's containers."""
     try:
         found = _OF_ENGINE.search(_MOUNTS.read_text())
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return None
     return found[1] if found else None
 
 
 def seen_by_engine(path: Path, about: Mapping[str, Any]) -> Path:
-    """Where the engine sees a file of this container; the path itself where that is not known.
+    """Return where the engine sees a file of this container; the path itself if that is unknown.
 
     Args:
-        path: of the file here, absolute.
-        about: what the engine says of this container.
+        path: absolute path of the file here.
+        about: the engine's description of this container.
     """
     mounts = [(PurePosixPath(each["Destination"]), str(each["Source"])) for each in about.get("Mounts") or ()]
     layer = ((about.get("GraphDriver") or {}).get("Data") or {}).get("MergedDir")
@@ -283,14 +283,14 @@ def seen_by_engine(path: Path, about: Mapping[str, Any]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a container ended. `code` is None when the engine itself is gone and it is not known."""
+    """How a container ended. `code` is None, for unknown, if the engine itself has ended."""
 
     code: int | None
     oom: bool = False
 
 
 class Watch:
-    """Learns of the end of every container that carries the given labels, from its creation on."""
+    """Records the end of every container with the given labels, from its creation on."""
 
     def __init__(self, api: Any, engine: str, labels: Mapping[str, str]) -> None:
         self._news = threading.Condition()
@@ -304,7 +304,7 @@ class Watch:
                 filters={
                     "type": "container",
                     "label": [f"{name}={value}" for name, value in labels.items()],
-                    # Podman filters by names of its own (died, remove)
+                    # Podman filters by its own event names (died, remove)
                     "event": ["die", "died", "oom", "destroy", "remove"],
                 },
             )
@@ -312,14 +312,14 @@ class Watch:
         self._thread.start()
 
     def ending(self, container_id: str, timeout_s: float) -> Ending | None:
-        """How a container ended; None if it still runs after `timeout_s`."""
+        """Return how a container ended; None if it is still running after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             if not self._news.wait_for(lambda: container_id in self._codes or self._over, timeout_s):
                 return None
             code = self._codes.get(container_id)
             if code == _SIGKILLED:
-                # the two events come in either order; the container's removal ends the doubt
+                # the two events come in either order; after the container's removal no other follows
                 doubt_s = max(0.0, min(_OUT_OF_MEMORY_NEWS_S, deadline - time.monotonic()))
                 self._news.wait_for(
                     lambda: container_id in self._short_of_memory | self._destroyed or self._over, doubt_s

@@ -19,7 +19,7 @@ _NO_GPU = (
     "Containers on this engine get no GPU: install the NVIDIA driver and the NVIDIA Container Toolkit on the machine, "
     "run `nvidia-ctk runtime configure --runtime=docker`, and restart the engine."
 )
-# what engines answer, and what to do; the first that matches is used
+# engines' errors with advice; the first match is used
 _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
     (r"no space left on device", EngineError, "Free some space, for example with `docker system prune`."),
     (
@@ -60,12 +60,12 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
 
 
 def advice_on(engine: str) -> str:
-    """Advice for an engine that does not answer; `engine` is its address."""
+    """Return advice for an engine that does not answer; `engine` is its address."""
     return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
 
 
 class LimitRefusedError(EngineError):
-    """The engine may not grant a resource limit; `limit` is its name."""
+    """The engine may not set a resource limit; `limit` is its name."""
 
     def __init__(self, message: str, limit: str) -> None:
         super().__init__(message)
@@ -81,12 +81,12 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        # the engine's answer is in the message; the SDK's and requests' frames before it are 40 lines that say no more
+        # the message has the engine's answer; the 40 lines of SDK and requests frames before it add nothing
         raise translate(action, engine, str(error.explanation or error)) from None
     except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
         # requests' exceptions are OSErrors
         refusal = getattr(error, "response", None)
-        if refusal is not None:  # of a request whose status the SDK does not look at
+        if refusal is not None:  # from a request whose status the SDK does not check
             raise translate(action, engine, refusal.text) from error
         if isinstance(_innermost(error), TimeoutError):
             raise too_slow(action, engine, _innermost(error)) from error
@@ -94,13 +94,13 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
 
 
 def broken_off(action: str, engine: str, error: BaseException, advice: str = ADVICE) -> EngineMissingError:
-    """The error for an engine, or a connection to it, that ended in the middle of an answer."""
+    """Return the error for an engine, or a connection to it, that ended in the middle of an answer."""
     message = f"The Docker engine at {engine} broke off when asked to {action} ({error})."
     return EngineMissingError(f"{message} {advice}".rstrip())
 
 
 def too_slow(action: str, engine: str, error: BaseException) -> EngineError:
-    """The error for an engine that answers pings, and what it was asked for not in time."""
+    """Return the error for an engine that answers pings, but not a request in time."""
     return EngineError(
         f"The Docker engine at {engine} runs, but did not {action} in time ({error}). It may be busy, or wait for "
         "something itself: its log says more. Repeat it."
@@ -110,7 +110,7 @@ def too_slow(action: str, engine: str, error: BaseException) -> EngineError:
 def translate(
     action: str, engine: str, answer: str, otherwise: tuple[type[SkywardError], str] = (EngineError, "")
 ) -> SkywardError:
-    """The error for an engine's answer; `otherwise` is its kind and advice where the answer is not a known one."""
+    """Return the error for an engine's answer; `otherwise` is its kind and advice for an unknown answer."""
     answer = _words(answer).strip().rstrip(".")
     message = f"The Docker engine at {engine} could not {action}. It answered: {answer}."
     limit = refused_limit(answer)
@@ -124,13 +124,13 @@ def translate(
 
 
 def not_pulled(ref: str, engine: str, answer: str) -> SkywardError:
-    """The error for an engine's answer to a pull."""
+    """Return the error for an engine's answer to a pull."""
     advice = "Check the name, your login (`docker login`) and the way to the registry."
     return translate(f"pull image {ref}", engine, answer, otherwise=(ImageNotFoundError, advice))
 
 
 def refused_limit(answer: str) -> str | None:
-    """The resource limit an engine's answer says it may not set, None if the answer is about something else."""
+    """Return the resource limit that an engine's answer refuses to set; None if it is about something else."""
     by_number = re.search(r"setting rlimit type (\d+)", answer)  # runc; numbers of Linux' resource.h
     if by_number:
         return {"3": "stack", "6": "nproc", "7": "nofile", "8": "memlock"}.get(by_number[1])
@@ -139,15 +139,15 @@ def refused_limit(answer: str) -> str | None:
 
 
 def _words(answer: str) -> str:
-    """The sentence of an answer in JSON: Podman's has cause and number beside it."""
+    """Return the sentence of an answer in JSON; Podman's also has cause and number."""
     try:
         return str(json.loads(answer)["message"])
-    except (ValueError, KeyError, TypeError):  # a sentence already
+    except (ValueError, KeyError, TypeError):  # already a sentence
         return answer
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The system's own words, from under the layers of HTTP libraries."""
+    """Return the system's own error, from under the layers of HTTP libraries."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return error

@@ -1,12 +1,12 @@
-"""The images of an engine over its HTTP API: `Images` asks for, pulls and pushes them; they move as streams as well.
+"""The images of an engine over its HTTP API: `Images` inspects, pulls and pushes them; streams move them as well.
 
-It needs nothing but the standard library: to learn that an image exists, loading the docker SDK would take a hundred
-times as long as the engine takes to answer. `Images` is safe to use from several threads. `ImageFiles` reads files of
-an image without running anything of it.
+It needs only the standard library: to learn that an image exists, loading the docker SDK would take a hundred times as
+long as the engine takes to answer. `Images` is safe to use from several threads. `ImageFiles` reads files of an image
+without running any of it.
 
-`save` and `load` bring an image out of one engine into others. `docker load` looks first for each layer among those
-that the engine has: one that is there need not be in the archive (`Archive`). That holds for engines with a store of
-layers of their own; one that keeps images in containerd wants all of them.
+`save` and `load` copy an image from one engine to others. `docker load` first looks for each layer among those of the
+engine: existing ones need not be in the archive (`Archive`). That applies to engines with their own layer store; one
+that keeps images in containerd requires all of them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
 
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
-_IDLE_S = 60.0  # engines, and what stands before them, hang up after minutes; that is found out only by asking in vain
+_IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which only a failed request shows
 Response = tuple[int, Message, bytes]  # status, header, content
 _STAT = "X-Docker-Container-Path-Stat"  # https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container
-_DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes as Go's os.FileMode has them
+_DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes in Go's os.FileMode
 _CHUNK = 1 << 18
 
 
@@ -54,7 +54,7 @@ class Removal(Enum):
 
 
 class Images:
-    """The images of an engine. One connection, made by the first request, serves all of them.
+    """The images of an engine. One connection, opened by the first request, serves all of them.
 
     Attributes:
         url: the engine's address: its socket, or the machine it is on.
@@ -68,41 +68,44 @@ class Images:
         self._used = 0.0
 
     def platform(self) -> str:
-        """The platform of the engine's machine, such as "linux/amd64"."""
+        """Return the platform of the engine's machine, such as "linux/amd64"."""
         _, about = self._ask("GET", "/version", "say its version")
         return f"{about['Os']}/{about['Arch']}"
 
     def in_containerd(self) -> bool:
-        """Whether the engine keeps its images in containerd's store: then it can compress and push them by itself."""
+        """Return whether the engine keeps its images in containerd's store, so that it can compress and push them
+        itself.
+        """
         _, about = self._ask("GET", "/info", "describe itself")
         return "io.containerd.snapshotter" in json.dumps(about.get("DriverStatus"))
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
-        """The engine's description of an image; None if it does not have it."""
+        """Return the engine's description of an image; None if it does not have it."""
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/json", f"look for image {ref}")
         return None if status == 404 else answer
 
     def history(self, ref: str) -> Sequence[Mapping[str, Any]]:
-        """The instructions an image was made by, the first one first, each with its size; none if it is not there."""
+        """Return the instructions that made an image, first to last, each with its size; empty if it does not exist."""
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/history", f"tell how image {ref} was made")
         return [] if status == 404 else answer[::-1]
 
     def listed(self) -> Sequence[Mapping[str, Any]]:
-        """All images of the engine, each with its id, tags, digests, labels, size and time of creation."""
+        """Return all images of the engine, each with its id, tags, digests, labels, size and time of creation."""
         return list(self._ask("GET", "/images/json", "list images")[1])
 
     def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
-        """The images that have a label, each with its id, tags, labels, size and time of creation."""
+        """Return the images with a label, each with its id, tags, labels, size and time of creation."""
         query = urlencode({"filters": json.dumps({"label": [label]})})
         return list(self._ask("GET", f"/images/json?{query}", "list images")[1])
 
     def remove(self, tag: str) -> Removal:
-        """Take a tag away, and with an image's last tag the image, unless a container or another image needs it."""
+        """Remove a tag, and with an image's last tag the image, unless a container or another image needs it."""
         status, _ = self._ask("DELETE", f"/images/{_quoted(tag)}", f"remove image {tag}", expected=(404, 409))
         return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
 
     def tag(self, image: str, name: str, action: str = "") -> None:
-        """Give an image another name. `action` completes "The Docker engine at X could not ...", if it serves another.
+        """Add a name to an image. If this is part of another `action`, that completes "The Docker engine at X could not
+        ...".
 
         Raises:
             ImageNotFoundError: the engine does not have it.
@@ -114,12 +117,12 @@ class Images:
             raise translate(action, self.url, _message(answer, "no such image"))
 
     def pull(self, ref: str, auth: Mapping[str, str] = _NO_AUTH, waiting: Waiting | None = None) -> None:
-        """Fetch an image from its registry.
+        """Pull an image from its registry.
 
         Args:
-            ref: with a tag or a digest; without one, all tags would come.
-            auth: credentials for this pull, which the engine does not keep. Where there are none, the docker command of
-                a machine reached by SSH pulls with its own user's.
+            ref: a reference with tag or digest; without one, all tags would be pulled.
+            auth: credentials for this pull, which the engine does not keep. Without any, the docker command of a
+                machine reached by SSH pulls with its own user's.
             waiting: see `push`.
 
         Raises:
@@ -141,17 +144,17 @@ class Images:
     def push(
         self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Waiting | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """Give an image the name `repository:tag` and push it there; the engine's messages as they come.
+        """Name an image `repository:tag` and push it there; yield the engine's messages as they come.
 
         A message with "error" in it is the last: the registry refuses, or cannot be reached.
 
         Args:
             image: its tag on the engine.
-            repository: where to.
-            tag: there.
+            repository: the destination.
+            tag: the tag there.
             auth: credentials for this push, which the engine does not keep.
-            waiting: called again and again while the engine is silent, with the seconds of silence; what it raises ends
-                the push. None for a limit of two minutes.
+            waiting: called repeatedly while the engine is silent, with the seconds of silence; its exceptions end the
+                push. None for a limit of two minutes.
 
         Raises:
             ImageNotFoundError: the engine does not have the image.
@@ -163,7 +166,7 @@ class Images:
     def _transfer(
         self, path: str, action: str, auth: Mapping[str, str], waiting: Waiting | None
     ) -> Iterator[Mapping[str, Any]]:
-        """The engine's messages on a transfer to or from a registry, on a connection of its own."""
+        """Yield the engine's messages on a transfer to or from a registry, on a separate connection."""
         with closing(_line(self._place)) as line, self._told(line, action):
             line.waiting = waiting
             line.request("POST", path, headers=auth_header(auth))
@@ -176,7 +179,7 @@ class Images:
 
     @contextmanager
     def files(self, ref: str) -> Iterator[ImageFiles]:
-        """The files of an image, for the time of a `with` block. Takes a container that is never started.
+        """Open the files of an image for the duration of a `with` block, through a container that is never started.
 
         Raises:
             EngineError: the engine refuses, or does not have the image.
@@ -193,7 +196,7 @@ class Images:
             self._ask("DELETE", f"/containers/{container}?force=1&v=1", f"remove container {container[:12]}")
 
     def close(self) -> None:
-        """Close the connection; another question would open a new one."""
+        """Close the connection; another request would open a new one."""
         with self._lock:
             self._line.close()
 
@@ -203,15 +206,15 @@ class Images:
     def _ask(
         self, method: str, path: str, action: str, expected: Sequence[int] = (404,), body: Any = None
     ) -> tuple[int, Any]:
-        """Status and answer; a failure other than the expected ones is raised."""
+        """Return status and answer; raise failures other than the expected ones."""
         status, _, content = self._exchange(method, path, action, body)
-        answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a line's end
+        answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a newline
         if status >= 400 and status not in expected:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer
 
     def _exchange(self, method: str, path: str, action: str, body: Any = None) -> Response:
-        """One request: status, header and content of the answer."""
+        """Send one request; return status, header and content of the answer."""
         with self._lock, self._told(self._line, action):
             if monotonic() - self._used > _IDLE_S:
                 self._line.close()  # the next request opens it again
@@ -226,7 +229,7 @@ class Images:
 
     @contextmanager
     def _told(self, line: SocketLine | SshLine, action: str) -> Iterator[None]:
-        """Map what breaks a connection; `action` completes "The Docker engine at X broke off when asked to ..."."""
+        """Map connection errors; `action` completes "The Docker engine at X broke off when asked to ..."."""
         try:
             yield
         except TimeoutError as error:
@@ -243,7 +246,7 @@ def _line(place: EngineAddress | SshHost) -> SocketLine | SshLine:
 
 
 def _message(answer: Any, otherwise: str) -> str:
-    """An engine's own words in an answer."""
+    """Return the engine's own message in an answer."""
     return str((answer.get("message") if isinstance(answer, dict) else None) or otherwise)
 
 
@@ -252,7 +255,7 @@ def _quoted(ref: str) -> str:
 
 
 class ImageFiles:
-    """Answers for the container that `Images.files` makes.
+    """Reader of files in the container made by `Images.files`.
 
     Args:
         ask: sends a request (method, path below the container) to the engine.
@@ -262,21 +265,21 @@ class ImageFiles:
         self._ask = ask
 
     def find(self, path: str) -> str | None:
-        """The path of a file with all links followed; None if there is no file."""
+        """Return the path of a file with all links followed; None if there is no file."""
         seen = [path]
         while True:
             status, header, _ = self._ask("HEAD", _archive(seen[-1]))
             about = json.loads(base64.b64decode(header[_STAT])) if status == 200 else {}
             target = str(about.get("linkTarget") or "")
-            if not about or not about["mode"] & _LINK or not target:  # of a file itself Podman says its own path
+            if not about or not about["mode"] & _LINK or not target:  # for a regular file Podman reports its own path
                 return seen[-1] if about and not about["mode"] & _DIRECTORY else None
             target = posixpath.normpath(posixpath.join(posixpath.dirname(seen[-1]), target))
-            if target in seen:  # links that lead to each other
+            if target in seen:  # circular links
                 return None
             seen.append(target)
 
     def read(self, path: str) -> bytes | None:
-        """The content of a file, links followed; None if there is none."""
+        """Return the content of a file with links followed; None if there is none."""
         found = self.find(path)
         status, _, content = self._ask("GET", _archive(found)) if found else (404, {}, b"")
         if status != 200:
@@ -292,7 +295,7 @@ def _archive(path: str) -> str:
 
 
 def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
-    """An image with its tag, as `docker save` writes it.
+    """Yield an image with its tag, in the format of `docker save`.
 
     Raises:
         ImageNotFoundError: the engine does not have it.
@@ -312,7 +315,7 @@ def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
 
 
 def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
-    """Load an image that `save` has read into an engine.
+    """Load an image read by `save` into an engine.
 
     Raises:
         EngineError: it refuses, for example because its disk is full.
@@ -325,7 +328,7 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
             headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
             line.request("POST", "/images/load?quiet=1", body=iter(chunks), headers=headers, encode_chunked=True)
         except OSError as error:
-            broken = error  # an engine that refuses hangs up, and has said why before that
+            broken = error  # a refusing engine hangs up after sending the reason
         try:
             answer = HTTPResponse(line.sock)
             answer.begin()
@@ -339,13 +342,13 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
 
 
 class Pull:
-    """A pull of an image by an engine, followed from another thread: how far it is, and whether it goes on.
+    """A pull of an image by an engine, whose progress can be read from another thread.
 
     Attributes:
-        bytes: downloaded so far.
-        total: bytes of the layers that are known so far.
+        bytes: bytes downloaded so far.
+        total: bytes of the layers known so far.
         moved: monotonic time of the last progress.
-        retrying: what the engine says while it asks the registry again; "" otherwise.
+        retrying: the engine's message while it retries the registry; "" otherwise.
     """
 
     def __init__(self, engine: EngineAddress, ref: str, auth: Mapping[str, str]) -> None:
@@ -356,10 +359,10 @@ class Pull:
         self._layers: dict[str, tuple[int, int]] = {}
 
     def run(self) -> None:
-        """Pull, with these credentials for this one pull; the engine does not keep them.
+        """Pull with credentials for this one pull, which the engine does not keep.
 
         Raises:
-            ImageNotFoundError: the registry does not have it, refuses, or cannot be reached; says which.
+            ImageNotFoundError: the registry does not have it, refuses, or cannot be reached; the message says which.
             EngineMissingError: the engine broke off, or `stop` was called.
         """
         query = urlencode({"fromImage": self._ref})
@@ -377,7 +380,7 @@ class Pull:
                 raise broken_off(f"pull {self._ref}", self._engine.url, error, advice="") from error
 
     def stop(self) -> None:
-        """End it."""
+        """End the pull."""
         if self._line.sock is not None:
             with suppress(OSError):
                 self._line.sock.shutdown(SHUT_RDWR)
@@ -401,11 +404,11 @@ def _documents(text: str) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive of one image in a file that can be read from any place.
+    """An archive of one image in a seekable file.
 
     Attributes:
         layers: digests of the layers, the lowest first.
-        parts: name, start and end of each of its entries, in order; the last is the mark of the end.
+        parts: name, start and end of each of its entries, in order; the last includes the end marker.
         paths: the entry of each layer.
     """
 
@@ -415,7 +418,7 @@ class Archive:
 
     @classmethod
     def of(cls, file: IO[bytes]) -> Archive:
-        """The archive in a file.
+        """Read the archive in a file.
 
         Raises:
             ValueError: it is not an archive of one image.
@@ -435,13 +438,13 @@ class Archive:
         return cls(tuple(layers), parts, () if linked else tuple(manifest["Layers"]))
 
     def without(self, lowest: int) -> list[tuple[int, int]]:
-        """The pieces of the file, as start and end, that remain without so many of the lowest layers."""
+        """Return the pieces of the file, as start and end, that remain without the given number of lowest layers."""
         spared = set(self.paths[:lowest]) - set(self.paths[lowest:])
         return [(start, end) for name, start, end in self.parts if name not in spared]
 
 
 def read(file: IO[bytes], pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """These pieces of a file, one after the other; several threads may read it at once."""
+    """Yield these pieces of a file, one after the other; several threads may read it in parallel."""
     for start, end in pieces:
         while start < end and (chunk := os.pread(file.fileno(), min(_CHUNK, end - start), start)):
             start += len(chunk)

@@ -16,9 +16,9 @@ class EngineAdapter(UnixHTTPAdapter):
     """Requests to one engine.
 
     Args:
-        url: the socket, as the SDK is given it.
+        url: the socket, in the SDK's form.
         engine: the engine's address, for messages.
-        timeout_s: silence for longer is an error, also of an engine that is alive.
+        timeout_s: limit of silence, also for a live engine.
     """
 
     def __init__(self, url: str, engine: str, timeout_s: int) -> None:
@@ -26,7 +26,7 @@ class EngineAdapter(UnixHTTPAdapter):
         super().__init__(url.replace("unix://", "http+unix://"), timeout_s)
 
     def get_connection(self, url: Any, proxies: Any = None) -> Any:  # noqa: ARG002 - the SDK's signature
-        """The pool of connections to the engine."""
+        """Return the pool of connections to the engine."""
         with self.pools.lock:
             pool = self.pools.get(url)
             if pool is None:
@@ -36,19 +36,19 @@ class EngineAdapter(UnixHTTPAdapter):
         return pool
 
     def close_idle(self) -> None:
-        """Close the connections that nothing is asked over; those in use are kept, and further ones are made."""
+        """Close idle connections; those in use are kept, and new ones can be opened."""
         with self.pools.lock:
             pools = [self.pools[url] for url in self.pools.keys()]  # noqa: SIM118 - urllib3's container cannot be iterated
         for pool in pools:
             pool.close_idle()
 
     def send(self, request: Any, *args: Any, **more: Any) -> Any:
-        """Send a request. One without a time limit gets one for its first answer, and its stream then has none."""
+        """Send a request. Without a time limit, only the first answer is limited, not the following stream."""
         if more.get("timeout") is not None:
             return super().send(request, *args, **more)
         response = super().send(request, *args, **{**more, "timeout": self.timeout})
         stream: Any = response.raw
-        stream._fp.fp.raw._sock.settimeout(None)  # as the SDK itself reaches it
+        stream._fp.fp.raw._sock.settimeout(None)  # the way the SDK itself accesses it
         return response
 
 
@@ -56,7 +56,7 @@ class _Pool(UnixHTTPConnectionPool):
     engine: str
 
     def close_idle(self) -> None:
-        """Close what waits here for the next request."""
+        """Close the connections kept for later requests."""
         waiting: Any = self.pool
         idle = []
         with suppress(Empty):
@@ -66,7 +66,7 @@ class _Pool(UnixHTTPConnectionPool):
             if connection is not None:
                 connection.close()
             with suppress(Full):
-                waiting.put(None, block=False)  # stands for one that may be made
+                waiting.put(None, block=False)  # a placeholder for a connection that may be opened
 
     def _new_conn(self) -> Any:
         timeout: Any = self.timeout
