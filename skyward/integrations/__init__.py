@@ -1,6 +1,6 @@
 """Integrations: decorators that set up a framework for one function, and joblib and scikit-learn on a pool.
 
-Importing this loads no framework and no other module of the package; each name is imported when it is first used.
+Importing this package loads no framework and no other module of it; each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors see
+if TYPE_CHECKING:  # for type checkers and editors
     from skyward.integrations._decorators import jax as jax
     from skyward.integrations._decorators import keras as keras
     from skyward.integrations._decorators import tensorflow as tensorflow
@@ -29,7 +29,7 @@ else:
         return value
 
 
-# public name -> the module of this package that defines it
+# public name -> module in this package that defines it
 _HOMES = {
     "JoblibPool": "_joblib",
     "ScikitLearnPool": "_joblib",

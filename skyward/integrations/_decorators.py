@@ -1,7 +1,7 @@
-"""The decorators of frameworks: they set up a framework on the worker before the decorated function runs.
+"""Framework decorators: they set up a framework on the worker before the decorated function runs.
 
-Each works with and without parentheses, below `@sky.compute` and above it. Outside a pool the function runs unchanged.
-No framework is imported here.
+Each works with and without parentheses, below and above `@sky.compute`. Outside a pool the function runs unchanged. No
+framework is imported here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def torch(fn: F, /) -> F: ...
 @overload
 def torch(fn: None = None, /, *, backend: TorchBackend = None) -> Callable[[F], F]: ...
 def torch(fn: Any = None, /, *, backend: TorchBackend = None) -> Any:
-    """Make PyTorch's process group of all ranks before the function runs, on one node as well as on many.
+    """Create PyTorch's process group of all ranks before the function runs, on one node as well as on many.
 
-    The group is made at the first call and stays for later ones; where the pool has the torch plugin, it is the
-    plugin's.
+    The group is created at the first call and reused by later ones; if the pool has the torch plugin, the plugin's
+    group is
+    used.
 
     Args:
         fn: the function, when used bare.
-        backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
+        backend: of the group; None for nccl if CUDA is available on the worker, else gloo.
 
     Raises:
         ConfigError: `backend` is none of these.
@@ -50,13 +51,14 @@ def transformers(fn: F, /) -> F: ...
 @overload
 def transformers(fn: None = None, /, *, backend: TorchBackend = None) -> Callable[[F], F]: ...
 def transformers(fn: Any = None, /, *, backend: TorchBackend = None) -> Any:
-    """Make PyTorch's process group of all ranks before the function runs; Hugging Face's Trainer then trains on all.
+    """Create PyTorch's process group of all ranks before the function runs, so that Hugging Face's Trainer uses them
+    all.
 
     The same as `@sky.integrations.torch`, with which it can be combined.
 
     Args:
         fn: the function, when used bare.
-        backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
+        backend: of the group; None for nccl if CUDA is available on the worker, else gloo.
 
     Raises:
         ConfigError: `backend` is none of these.
@@ -75,12 +77,14 @@ def jax(fn: F, /) -> F: ...
 @overload
 def jax(fn: None = None, /) -> Callable[[F], F]: ...
 def jax(fn: Any = None, /) -> Any:
-    """Connect the ranks of the pool as one JAX when this function runs: `jax.devices()` are those of all ranks.
+    """Connect the ranks of the pool as one JAX cluster when this function runs: `jax.devices()` lists those of all
+    ranks.
 
-    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set,
-    and `jax.distributed.initialize()` is called, once per process: at the first call, which must be made with `@`.
-    Arrays that JAX had computed in the process before are lost. Nothing is done with one rank, and where the plugin has
-    done it already.
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set, and
+    `jax.distributed.initialize()` is called, once per process: at the first call, which must be made with `@`. Arrays
+    that
+    JAX computed in the process before that are lost. With one rank, or if the plugin has done it already, nothing
+    happens.
 
     Raises:
         PluginError: in the call: a rank is missing, or cannot reach rank 0; or the first call is not made with `@`.
@@ -95,8 +99,8 @@ def tensorflow(fn: None = None, /) -> Callable[[F], F]: ...
 def tensorflow(fn: Any = None, /) -> Any:
     """Set `TF_CONFIG` to the addresses of all ranks, for `tf.distribute.MultiWorkerMirroredStrategy` in the function.
 
-    The function must be called with `@`, and makes the strategy itself; see `sky.plugins.tensorflow`. Nothing is done
-    with one rank.
+    The function must be called with `@`, and creates the strategy itself; see `sky.plugins.tensorflow`. With one rank
+    nothing happens.
     """
     return decorated(fn, "tensorflow", _tensorflow.join, collective=True)
 
@@ -106,21 +110,24 @@ def keras(backend: F, /) -> F: ...
 @overload
 def keras(backend: Backend | None = None, seed: int | None = None) -> Callable[[F], F]: ...
 def keras(backend: Any = None, seed: int | None = None) -> Any:
-    """Run the function with this backend of Keras, also where its file imports keras at its top.
+    """Run the function with this Keras backend, even if its file imports keras at the top.
 
-    Where the worker has loaded Keras with another backend, a fresh process replaces it first. Where that cannot be done
-    (other calls run in it, or it is part of a group), the call fails with an error that names both backends.
+    If the worker has loaded Keras with another backend, a new process replaces it first. If that is impossible (other
+    calls
+    run in it, or it is part of a group), the call fails with an error that names both backends.
 
-    Each rank trains by itself, on its part of the data. With `@sky.integrations.jax` on the same function, or the jax
+    Each rank trains a separate model on its part of the data. With `@sky.integrations.jax` on the same function, or the
+    jax
     plugin, the ranks of a call made with `@` train one model; see `sky.plugins.keras`. With "torch" the ranks form
-    PyTorch's process group, with "tensorflow" `TF_CONFIG` lists them, in calls made with `@`.
+    PyTorch's
+    process group, with "tensorflow" `TF_CONFIG` lists them, in calls made with `@`.
 
     Args:
         backend: "jax" (also for None), "torch" or "tensorflow"; or the function, when used bare.
-        seed: given to `keras.utils.set_random_seed` before each call; None does not, unless ranks train one model.
+        seed: passed to `keras.utils.set_random_seed` before each call; None sets none, unless ranks train one model.
 
     Raises:
-        ConfigError: the backend or seed is none; or the function asks for another backend already.
+        ConfigError: the backend or seed is invalid; or the function already asks for another backend.
     """
     if callable(backend):
         return _with_keras(backend, backend="jax", seed=None)
@@ -154,18 +161,19 @@ def decorated(
     env: Mapping[str, str] = _NOTHING,
     collective: bool = False,
 ) -> Any:
-    """The decorated function, or the decorator itself where it was called with settings only.
+    """Return the decorated function, or the decorator itself if it was called with settings only.
 
     Args:
         fn: the function to decorate, None in the called form.
         name: the decorator's name, for errors.
-        prepare: called on the worker before each call of the function, with the worker's place. It can be pickled, and
-            does once per process what may be done once (`skyward.runtime.environment`).
+        prepare: called on the worker before each call of the function, with the worker's place. It must be picklable,
+            and
+            ensures itself that per-process set-up happens only once (`skyward.runtime.environment`).
         env: variables that are set in the worker before the function is loaded there.
         collective: whether the ranks of the function form one group.
 
     Raises:
-        ConfigError: `fn` is no function.
+        ConfigError: `fn` is not a function.
     """
     if fn is None:
         return partial(decorated, name=name, prepare=prepare, env=env, collective=collective)
@@ -183,7 +191,7 @@ def decorated(
 def _around(
     fn: Callable[..., Any], name: str, prepare: Prepare, env: Mapping[str, str], collective: bool
 ) -> Callable[..., Any]:
-    @functools.wraps(fn)  # it is pickled by value where `fn` is in __main__: no mutable state of this module in it
+    @functools.wraps(fn)  # pickled by value if `fn` is in __main__, so it must not use mutable state of this module
     def around(*args: Any, **kwargs: Any) -> Any:
         prepared(prepare)
         return fn(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""joblib and scikit-learn on a pool: pools that do it by themselves, and a context manager for any pool."""
+"""joblib and scikit-learn on a pool: pools that set it up themselves, and a context manager for any pool."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class JoblibSettings(PoolSettings, total=False):
 class JoblibPool(ComputePool):
     """A pool on which `joblib.Parallel` runs while it is open: a `ComputePool` with `sky.plugins.joblib`.
 
-    Calls on one node run in processes of their own, as joblib's do on one machine, so that pure Python scales too.
+    Calls on one node run in separate processes, as joblib's do on one machine, so that pure Python scales too.
 
     Args:
         provider, plugins, settings: those of `ComputePool`.
-        concurrency: calls at once on each node, each in its own process; exclusive with `worker`.
-        worker: how calls run on a node, where that is not what is wanted.
+        concurrency: number of concurrent calls on each node, each in its own process; exclusive with `worker`.
+        worker: how calls run on a node, if not in separate processes.
         joblib_version: of joblib on the nodes; None for any.
 
     Raises:
@@ -97,7 +97,7 @@ class JoblibPool(ComputePool):
 
 
 class ScikitLearnPool(JoblibPool):
-    """A `JoblibPool` whose nodes have scikit-learn: `GridSearchCV(n_jobs=-1)` and the like run there.
+    """A `JoblibPool` whose nodes have scikit-learn, on which `GridSearchCV(n_jobs=-1)` and the like run.
 
     Args:
         sklearn_version: of scikit-learn on the nodes; None for any.
@@ -120,7 +120,7 @@ def _processes(concurrency: int | None) -> Worker:
 
 
 def joblib_backend(pool: ComputePool) -> AbstractContextManager[None]:
-    """Run `joblib.Parallel` on an open pool inside the block, in this thread; joblib's own setting is then restored.
+    """Run `joblib.Parallel` on an open pool inside the block, in this thread; restore joblib's own setting afterwards.
 
     The pool's image must have joblib.
     """

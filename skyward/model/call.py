@@ -1,4 +1,4 @@
-"""The protocols of a call and of what takes calls, shared by the expression language and the pool."""
+"""Protocols of calls and their targets, shared by the expression language and the pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Call(Protocol[R_co]):
     @property
     def timeout(self) -> float | None: ...  # seconds from the start of the run; None for no limit
     @property
-    def retries(self) -> int: ...  # how often to run again when the worker is lost in mid-call
+    def retries(self) -> int: ...  # how often to run again if the worker is lost during the call
 
 
 class Target(Protocol):
@@ -43,15 +43,15 @@ class Target(Protocol):
         ...
 
     def run_parallel(self, calls: tuple[Call[Any], ...]) -> tuple[Any, ...]:
-        """Run all at once; results in the order of the calls."""
+        """Run all concurrently; return the results in the order of the calls."""
         ...
 
     def run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool) -> Iterator[Any]:
-        """Run all at once; results as they arrive, in the order of the calls if `ordered`."""
+        """Run all concurrently; yield results as they arrive, in the order of the calls if `ordered`."""
         ...
 
 
-# what pools and functions of other libraries have, and what is written here
+# names from pools and functions of other libraries, and what to write instead
 _OF_OTHERS = {
     **dict.fromkeys(("submit", "apply_async", "spawn"), "For a future write `f(x) > pool`."),
     **dict.fromkeys(("apply", "call", "remote"), "Write `f(x) >> pool`."),
@@ -63,11 +63,11 @@ _OF_OTHERS = {
 
 
 class CallsOnly:
-    """What stands on the right of `>>`, `@` and `>`: it says what is wrong when there is no call on the left."""
+    """Base of right operands of `>>`, `@` and `>`: raises a helpful error if the left operand is not a call."""
 
     __array_ufunc__ = None  # numpy would apply the operator to each element
 
-    if not TYPE_CHECKING:  # type checkers see no such operators and refuse them on their own
+    if not TYPE_CHECKING:  # without these operators, type checkers report the error themselves
 
         def __rrshift__(self, other: object) -> NoReturn:
             remedy = (
@@ -104,10 +104,10 @@ class CallsOnly:
 
 
 def checked_timeout(seconds: Any) -> float | None:
-    """A limit on a call's run, in seconds.
+    """Return a limit on a call's run, in seconds, after checking it.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: it is invalid.
     """
     if isinstance(seconds, bool) or (seconds is not None and not (isinstance(seconds, int | float) and seconds > 0)):
         raise ConfigError(f"A timeout is a number of seconds above 0, or None for no limit; found {seconds!r}.")
@@ -115,10 +115,10 @@ def checked_timeout(seconds: Any) -> float | None:
 
 
 def checked_retries(retries: Any) -> int:
-    """How often a call is run again.
+    """Return how often a call is run again, after checking it.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: it is invalid.
     """
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         once = ": for once write retries=1" if retries is True else ""

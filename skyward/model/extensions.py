@@ -1,6 +1,6 @@
-"""Extensions by name: the built-in ones, and those that installed packages offer as entry points of a group.
+"""Extensions by name: the built-in ones, and those that installed packages provide as entry points of a group.
 
-Nothing is imported until it is asked for by name.
+Each is imported only when it is requested by name.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Extensions:
     """The extensions of one kind.
 
     Attributes:
-        kind: what they are, in messages: "plugin".
-        result: what calling one gives: "Plugin".
+        kind: noun for them in messages: "plugin".
+        result: return type of calling one: "Plugin".
         group: the entry points' group, which is also the package whose attributes they are: "skyward.plugins".
-        built_in: where those are that are part of skyward, by name.
+        built_in: locations of those that are part of skyward, by name.
         error: raised for one that cannot be loaded.
     """
 
@@ -40,15 +40,15 @@ class Extensions:
     _reported: set[EntryPoint] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def names(self) -> list[str]:
-        """The names of all that can be had, sorted. A broken offer is logged once and left out."""
+        """Return the names of all usable extensions, sorted. Broken entry points are logged once and left out."""
         return sorted(name for name, offers in self._offers().items() if any(map(self._is_usable, offers)))
 
     def load(self, name: str) -> Callable[..., Any]:
-        """The function or class of that name.
+        """Return the function or class of that name.
 
         Raises:
-            UnknownNameError: there is none; the message offers names that come close.
-            SkywardError: several packages offer it, or the one that does cannot be imported.
+            UnknownNameError: there is none; the message suggests similar names.
+            SkywardError: several packages provide it, or its package cannot be imported.
         """
         offers = self._offers().get(name, [])
         if not offers:
@@ -61,7 +61,7 @@ class Extensions:
         title = f"The {self.kind} {name!r} of {_source(offers[0])}"
         try:
             factory = offers[0].load()
-        except Exception as error:  # whatever importing a third party's module raises
+        except Exception as error:  # importing third-party modules may raise anything
             raise self.error(f"{title} cannot be loaded: {type(error).__name__}: {error}") from error
         if not callable(factory):
             found = type(factory).__name__
@@ -78,7 +78,7 @@ class Extensions:
         return offers
 
     def _is_usable(self, offer: EntryPoint) -> bool:
-        """Whether an offer may hold what it says, as far as can be told without importing it."""
+        """Return whether an entry point looks usable, as far as can be determined without importing it."""
         written = f"sky.{self.group.rpartition('.')[2]}.{offer.name}"
         if offer.name in vars(sys.modules[self.group]) or _is_importable(f"{self.group}.{offer.name}"):
             reason = f"{written} is part of skyward itself"

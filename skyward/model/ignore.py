@@ -1,7 +1,8 @@
-"""Patterns of files to leave out, as a .dockerignore file has them. Standard library only; nothing is read from disk.
+"""Patterns of files to leave out, in the format of .dockerignore. Standard library only; nothing is read from disk.
 
-A pattern is matched against a whole path relative to the root, and against those of the directories above it: `*.pyc`
-means files of the root itself, `**/*.pyc` all. A pattern that begins with `!` takes back what those before it left out.
+A pattern is matched against a whole path relative to the root, and against the paths of the directories above it:
+`*.pyc` matches files in the root only, `**/*.pyc` all. A pattern that begins with `!` re-includes what earlier ones
+left out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ WANTED = "patterns as a .dockerignore file has them, such as '**/*.csv' or '!dat
 
 
 def normal_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Patterns in their one order and spelling: only that between those with and those without `!` means something.
+    """Return patterns in canonical order and spelling: only the order between those with and without `!` is
+    significant.
 
     Raises:
-        ConfigError: a pattern cannot be read.
+        ConfigError: a pattern is invalid.
     """
     cleaned = [pattern for text in patterns if (pattern := _clean(text))]
     for pattern in cleaned:
@@ -34,7 +36,7 @@ class Ignore:
     """Compiled patterns; the last one that matches a path decides.
 
     Attributes:
-        has_exceptions: whether a pattern takes files back, so that an ignored directory may hold wanted ones.
+        has_exceptions: whether a pattern re-includes files, so that an ignored directory may contain wanted ones.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -43,7 +45,7 @@ class Ignore:
         self.has_exceptions = any(pattern.startswith("!") for pattern in cleaned)
 
     def __call__(self, path: str) -> bool:
-        """Whether a path, relative to the root and with `/` between its parts, is left out."""
+        """Return whether a path, relative to the root and with `/` between its parts, is left out."""
         left_out = False
         paths = list(accumulate(path.split("/"), posixpath.join))
         for leaves_out, regex in self._rules:
@@ -53,7 +55,7 @@ class Ignore:
 
 
 def _clean(text: str) -> str:
-    """A pattern without what makes no difference: space around it, slashes at its ends, `.` and `..` within."""
+    """Return a pattern without insignificant parts: surrounding space, slashes at its ends, `.` and `..` within."""
     pattern = text.strip()
     mark = "!" if pattern.startswith("!") else ""
     pattern = pattern.removeprefix("!").strip()
@@ -63,13 +65,13 @@ def _clean(text: str) -> str:
     while cleaned != before:  # a slash may hide a space, and a space a slash
         before, cleaned = cleaned, posixpath.normpath(cleaned).lstrip("/").strip()
     if cleaned.startswith("!"):
-        cleaned = "\\" + cleaned  # a name that begins so, not one more exception
+        cleaned = "\\" + cleaned  # a name that begins with "!", not another exception
     return mark + cleaned if cleaned not in ("", ".") else ""
 
 
 @lru_cache(maxsize=512)
 def _regex(pattern: str) -> re.Pattern[str]:
-    """The rules of Go's `filepath.Match`, and `**` for any number of directories."""
+    """Compile a pattern by the rules of Go's `filepath.Match`, with `**` for any number of directories."""
     parts: list[str] = []
     position = 0
     while position < len(pattern):
@@ -92,7 +94,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _class(text: str) -> str:
-    """A class of characters such as `[^a-c]` in the words of `re`; it never matches a slash."""
+    """Translate a character class such as `[^a-c]` to the syntax of `re`; it never matches a slash."""
     negated = text.startswith("[^")
     inner = text[2:-1] if negated else text[1:-1]
     chars = re.findall(r"\\.|[^\\]", inner, re.DOTALL)

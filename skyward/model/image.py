@@ -1,4 +1,4 @@
-"""`Image`: what a node's environment is made of, as a value. It validates and orders; compiling is `skyward.image`."""
+"""`Image`: the contents of a node's environment, as a value. It validates and orders; `skyward.image` compiles it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PipIndex:
         packages: names of the packages that come from here, and only from here.
 
     Raises:
-        ConfigError: the URL is not http(s) or holds credentials, or a name is no package name.
+        ConfigError: the URL is not http(s) or contains credentials, or a package name is invalid.
     """
 
     url: str
@@ -82,7 +82,7 @@ class PipIndex:
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """A Dockerfile whose image an `Image` starts from. Paths are relative to the working directory.
+    """A Dockerfile whose image is the base of an `Image`. Paths are relative to the working directory.
 
     Attributes:
         path: of the Dockerfile.
@@ -108,11 +108,11 @@ class Dockerfile:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A Python project whose lock an image installs. Paths are relative to the working directory.
+    """A Python project whose locked packages an image installs. Paths are relative to the working directory.
 
     Attributes:
         path: directory of its `pyproject.toml`.
-        groups: dependency groups to install with it; none by default, also not those that uv takes by default.
+        groups: dependency groups to install with it; none by default, not even uv's default groups.
         extras: optional dependencies to install with it.
         package: the workspace member to install; None for the project of that directory.
 
@@ -137,41 +137,42 @@ class Project:
 @suggesting("sky.Image")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """The environment of a pool's nodes. A frozen value: `dataclasses.replace` and the methods give new ones.
+    """The environment of a pool's nodes. An immutable value: `dataclasses.replace` and the methods return new ones.
 
-    Lists may be given; they are kept as tuples, in one order where order means nothing, so that equal content is an
-    equal value. Paths are relative to the working directory, in a TOML file to that of the file.
+    Lists may be passed; they are stored as tuples, sorted if their order is insignificant, so that equal content makes
+    equal values. Paths are relative to the working directory, in a TOML file to that of the file.
 
     Attributes:
         base: image to start from: a reference such as "python:3.12-slim" or one with a digest, or the path of a
-            Dockerfile. None: what SKYWARD_BASE names, else the official slim image of the Python version.
-        python: minor version such as "3.12"; "auto" is the client's. Functions travel as bytecode, so it must be
-            the client's in the end.
+            Dockerfile. None: the value of SKYWARD_BASE, else the official slim image of the Python version.
+        python: minor version such as "3.12"; "auto" is the client's. Functions are sent as bytecode, so it must equal
+            the
+            client's.
         apt: Debian packages, `name` or `name=version`.
         pip: requirements (PEP 508) such as "torch==2.13.0", and paths of local wheels and projects such as
-            "./dist/lib-1.0-py3-none-any.whl" or "./lib". As in a file of requirements, "-r FILE" adds to
-            `requirements`, "-c FILE" to `constraints`, and "-e " may stand before a path or a repository.
-        requirements: files of requirements to install; a `pyproject.toml` stands for its `project.dependencies`, a
+            "./dist/lib-1.0-py3-none-any.whl" or "./lib". As in a requirements file, "-r FILE" adds to
+            `requirements`, "-c FILE" to `constraints`, and "-e " may precede a path or a repository.
+        requirements: requirements files to install; a `pyproject.toml` stands for its `project.dependencies`, a
             `pylock.toml` for the packages that it locks.
-        constraints: files of constraints: versions that packages must have if they are installed.
+        constraints: constraints files: versions that packages must have if they are installed.
         groups: dependency groups, else optional dependencies, of the nearest `pyproject.toml` to install.
-        project: a project to install as its `uv.lock`, or else `pylock.toml`, has it; see `from_project`.
+        project: a project to install as locked by its `uv.lock`, or else `pylock.toml`; see `from_project`.
         pip_indexes: further package indexes, each for the packages it names.
-        exclude_newer: take no package that was published later: a date (its end, in UTC) or a time with its zone.
-            Kept as a time in UTC.
+        exclude_newer: exclude packages that were published later: a date (its end, in UTC) or a time with its zone.
+            Stored as a time in UTC.
         build_env: environment of the build steps that install packages and run commands; nodes do not see it.
-        env: environment of the running nodes. No build step sees it.
+        env: environment of the running nodes. Build steps do not see it.
         run: shell commands, run in the given order after all packages are installed.
-        secrets: names of secrets that build steps may read; their values are found when the image is built.
-        includes: local modules and packages (paths) sent to the nodes when the pool starts.
-        excludes: patterns of what to leave out of `includes`, as a .dockerignore file has them.
+        secrets: names of secrets that build steps may read; their values are looked up when the image is built.
+        includes: local modules and packages (paths) that are sent to the nodes when the pool starts.
+        excludes: patterns of files to leave out of `includes`, in the format of .dockerignore.
         bake: put `includes` into the image's last layer, instead of sending them.
         platform: such as "linux/arm64"; None for that of the nodes.
-        lock: file with the exact packages and base, written by `skyward lock`; an image that no longer fits it is
-            refused. None: packages are locked on this machine. In a TOML file, NAME.lock beside it if it is there.
+        lock: file with the exact packages and base, written by `skyward lock`; an image that no longer matches it is
+            refused. None: packages are locked on this machine. In a TOML file, NAME.lock beside it if that exists.
         verify: file with the public key (PEM) that must have signed the image in the pool's registry, see
             `skyward build --sign`; None for no check. Never part of the image's identity.
-        origins: who added an entry, if not the user: pairs of "field:entry" and a name. Never part of equality.
+        origins: who added an entry, if not the user: pairs of "field:entry" and a name. Ignored in comparisons.
 
     Raises:
         ConfigError: a value is wrong; the message names the field and the value.
@@ -230,7 +231,7 @@ class Image:
 
     @classmethod
     def from_dockerfile(cls, path: str, context: str = ".", target: str | None = None) -> Image:
-        """An image that starts from what a Dockerfile makes.
+        """Return an image based on the result of a Dockerfile.
 
         Args:
             path: of the Dockerfile.
@@ -244,19 +245,19 @@ class Image:
 
     @classmethod
     def from_registry(cls, reference: str) -> Image:
-        """An image that starts from one in a registry, by tag or by digest.
+        """Return an image based on one in a registry, by tag or by digest.
 
         Raises:
-            ConfigError: it is no reference.
+            ConfigError: it is not a reference.
         """
         return cls(base=fields.reference(reference))
 
     @staticmethod
     def infer(code: object) -> Inferred:
-        """The packages that this interpreter has for what code imports, as a proposal: print it, write down what fits.
+        """Return the installed packages that code imports, as a proposal: print it, and copy what you need.
 
-        The code is read, neither imported nor run; local modules are followed. The standard library, skyward, and what
-        the packages themselves need are left out. `infer(train).diff(image)` compares it with an image.
+        The code is read, neither imported nor run; local modules are followed. The standard library, skyward, and
+        dependencies of the packages are left out. `infer(train).diff(image)` compares it with an image.
 
         Args:
             code: a function, a class, a module, or the path of a script or notebook.
@@ -264,7 +265,7 @@ class Image:
         Raises:
             ConfigError: it is none of these, or its source cannot be read.
         """
-        # reading files is an effect, which has no place in this package; so the name is all that is known of it here
+        # this package has no side effects, such as reading files, so it only knows the name of the function
         found: Inferred = import_module("skyward.builder.sources.infer").infer(code)
         return found
 
@@ -272,14 +273,15 @@ class Image:
     def from_project(
         cls, path: str = ".", *, groups: Sequence[str] = (), extras: Sequence[str] = (), package: str | None = None
     ) -> Image:
-        """An image with a Python project: its packages exactly as its lock has them, the project itself last.
+        """Return an image with a Python project: its packages in the locked versions, the project itself last.
 
-        The lock is `uv.lock`, of the project or its workspace, else `pylock.toml` (PEP 751). It must be as new as
-        the project's `pyproject.toml`; nothing is resolved again.
+        The lock is `uv.lock`, of the project or its workspace, else `pylock.toml` (PEP 751). It must be up to date with
+        the
+        project's `pyproject.toml`; nothing is resolved again.
 
         Args:
             path: directory of the project's `pyproject.toml`.
-            groups: dependency groups to install with it; none by default, also not those that uv takes by default.
+            groups: dependency groups to install with it; none by default, not even uv's default groups.
             extras: optional dependencies to install with it.
             package: the workspace member to install; None for the project of that directory.
 
@@ -297,11 +299,11 @@ class Image:
         return replace(self, apt=(*self.apt, *packages))
 
     def run_commands(self, *commands: str) -> Image:
-        """Add shell commands after those that are there."""
+        """Add shell commands after the existing ones."""
         return replace(self, run=(*self.run, *commands))
 
     def with_requirements(self, *files: str) -> Image:
-        """Add files of requirements."""
+        """Add requirements files."""
         return replace(self, requirements=(*self.requirements, *files))
 
     def with_groups(self, *names: str) -> Image:
@@ -309,15 +311,15 @@ class Image:
         return replace(self, groups=(*self.groups, *names))
 
     def with_index(self, url: str, *packages: str) -> Image:
-        """Take these packages from that index, and only from it."""
+        """Install these packages from that index, and only from it."""
         return replace(self, pip_indexes=(*self.pip_indexes, PipIndex(url, packages)))
 
     def with_env(self, variables: Mapping[str, str] | None = None, /, **more: str) -> Image:
-        """Add environment variables; a variable that is there is replaced."""
+        """Add environment variables, replacing those of the same name."""
         return replace(self, env={**self.env, **(variables or {}), **more})
 
     def with_build_env(self, variables: Mapping[str, str] | None = None, /, **more: str) -> Image:
-        """Add environment variables of build steps; a variable that is there is replaced."""
+        """Add environment variables of build steps, replacing those of the same name."""
         return replace(self, build_env={**self.build_env, **(variables or {}), **more})
 
     def with_secrets(self, *names: str) -> Image:
@@ -329,11 +331,11 @@ class Image:
         return replace(self, includes=(*self.includes, *(os.fspath(path) for path in paths)))
 
     def with_excludes(self, *patterns: str) -> Image:
-        """Add patterns of what to leave out of `includes`, after those that are there."""
+        """Add patterns of files to leave out of `includes`, after the existing ones."""
         return replace(self, excludes=(*self.excludes, *patterns))
 
     def with_bake(self, bake: bool = True) -> Image:
-        """Put `includes` into the image, or do not."""
+        """Set whether `includes` are put into the image."""
         return replace(self, bake=bake)
 
 
@@ -346,7 +348,7 @@ def _base(base: Any) -> str | Dockerfile | None:
 
 
 def _each(check: Any, name: str, values: Any) -> tuple[str, ...]:
-    """Each value checked, in the order of the alphabet, once."""
+    """Return the checked values, sorted, without duplicates."""
     return tuple(sorted({check(text) for text in fields.texts(name, values)}))
 
 
@@ -355,7 +357,7 @@ def _paths(name: str, values: Any) -> tuple[str, ...]:
 
 
 def _merged(indexes: Any) -> tuple[PipIndex, ...]:
-    """One index per URL, in order of their URLs; a package claimed by two of them is refused."""
+    """Return one index per URL, sorted by URL; refuse a package that two of them claim."""
     listed = isinstance(indexes, (list, tuple, set, frozenset))
     right = listed and all(isinstance(index, PipIndex) for index in indexes)
     fields.require(right, "pip_indexes", indexes, "a list of PipIndex")

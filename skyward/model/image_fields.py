@@ -1,6 +1,6 @@
-"""The fields of an `Image`: each value is checked and brought into its normal form.
+"""The fields of an `Image`: each value is checked and normalised.
 
-With them the defaults of its target: the Python of this program, and the platform of this machine.
+Also the defaults of its target: the Python version of this program, and the platform of this machine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _REFERENCE = re.compile(
 )
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+|/[A-Za-z0-9.-]+)?", re.ASCII)
 _MINOR = re.compile(r"3\.\d{1,2}", re.ASCII)
-_OLDEST_MINOR = 11  # what runs on nodes is written for it
-_NEWEST_MINOR = 16  # of those that uv installs; a client that is newer knows of its own
+_OLDEST_MINOR = 11  # the code that runs on nodes requires it
+_NEWEST_MINOR = 16  # the newest that uv installs; a newer client supports its own as well
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PLATFORM = re.compile(r"linux/[a-z0-9]+(?:/v\d+)?", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
@@ -37,12 +37,12 @@ _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
 def package_name(text: str) -> str:
-    """A package's name in its normal form (PEP 503)."""
+    """Return a package's name in its normal form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", text).lower()
 
 
 def requirement_name(requirement: str) -> str:
-    """The package a requirement asks for, in normal form; "" for a local project, which only its files tell."""
+    """Return the package that a requirement names, in normal form; "" for a local project, named only in its files."""
     path = local_path(requirement)
     if path is not None:
         return package_name(posixpath.basename(path).partition("-")[0]) if path.endswith(".whl") else ""
@@ -51,21 +51,21 @@ def requirement_name(requirement: str) -> str:
 
 
 def local_path(requirement: str) -> str | None:
-    """The path of a local wheel, archive or project, without the extras asked of it; None for any other requirement."""
+    """Return the path of a local wheel, archive or project, without extras; None for any other requirement."""
     path = re.sub(r"\[[^\[\]/]*\]$", "", requirement.strip())
     is_file = path.endswith(_ARCHIVES) and "@" not in path
     return path if is_file or path in (".", "..") or path.startswith(_PATH_START) else None
 
 
 def is_dockerfile(base: str) -> bool:
-    """Whether a base is a path of a Dockerfile; an image reference is none."""
+    """Return whether a base is a path of a Dockerfile, not an image reference."""
     name = posixpath.basename(base)
     named = name == "Dockerfile" or name.endswith(".Dockerfile") or name.startswith("Dockerfile.")
     return base.startswith(_PATH_START) or (named and ":" not in name)
 
 
 def without_logins(text: str) -> str:
-    """A text in which no URL has a user name, password or token before its host."""
+    """Return a text in which user names, passwords and tokens in URLs are masked."""
     return re.sub(r"://[^/\s\"']*@", "://***@", text)
 
 
@@ -76,13 +76,13 @@ def require(holds: object, name: str, value: object, wanted: str) -> None:
 
 
 def path_texts(name: str, values: Any) -> tuple[str, ...]:
-    """A caller's list of paths as strings."""
+    """Return a caller's list of paths as strings."""
     listed = isinstance(values, (list, tuple, set, frozenset))
     return texts(name, [os.fspath(v) if isinstance(v, os.PathLike) else v for v in values] if listed else values)
 
 
 def texts(name: str, values: Any) -> tuple[str, ...]:
-    """A caller's list of strings as a tuple; a single string is refused, as it would be taken letter by letter."""
+    """Return a caller's list of strings as a tuple; refuse a single string, which would be split into characters."""
     listed = isinstance(values, (list, tuple, set, frozenset))
     if isinstance(values, str):
         raise ConfigError(f"Image: {name} must be a list of strings; found {values!r}: write {name}=[{values!r}].")
@@ -91,20 +91,20 @@ def texts(name: str, values: Any) -> tuple[str, ...]:
 
 
 def reference(base: Any) -> str:
-    """An image reference, as it is."""
+    """Check an image reference, and return it unchanged."""
     require(_matches(_REFERENCE, base), "base", base, "an image reference such as 'python:3.12-slim', or a Dockerfile")
     return str(base)
 
 
 def path(name: str, text: Any) -> str:
-    """A path in its one spelling: spaces and slashes at its end mean nothing, nor does a leading `./`.
+    """Return a path in canonical spelling: without spaces and slashes at its end, and without a leading `./`.
 
-    That stays before `~`, which would mean a home, and before a space.
+    The `./` stays before `~`, which would mean a home directory, and before a space.
     """
     require(isinstance(text, str) and text.strip() and text.isprintable(), name, text, "a path without line ends")
     given = str(text).strip()
     require("://" not in given, name, text, "a path of this machine and no URL; fetch the file and name it by its path")
-    if given.startswith("~/"):  # what is below it is not told by its text: `~/..` is the home's parent
+    if given.startswith("~/"):  # not normalised as a whole: `~/..` is the home's parent
         return f"~/{_normal(given[2:])}"
     normal = _normal(given)
     return f"./{normal}" if normal.startswith(("~", " ")) else normal
@@ -118,13 +118,13 @@ def _normal(path: str) -> str:
 
 
 def stage(name: str, text: Any) -> str | None:
-    """The name of a build stage; None for the last one."""
+    """Check the name of a build stage; None for the last one."""
     require(text is None or _matches(_STAGE, text), name, text, "the name of a stage of the Dockerfile")
     return None if text is None else str(text)
 
 
 def python(version: Any) -> str:
-    """A minor version of Python, or "auto"."""
+    """Check a minor version of Python, or "auto"."""
     oldest, newest = _OLDEST_MINOR, max(_NEWEST_MINOR, sys.version_info.minor)
     meant = f"; write python={str(version)!r}" if isinstance(version, float) else ""
     if isinstance(version, str) and (minor := re.match(r"3\.\d{1,2}(?=\.\d+$)", version)):
@@ -137,19 +137,19 @@ def python(version: Any) -> str:
 
 
 def platform(name: Any) -> str | None:
-    """An OCI platform; None for that of the nodes."""
+    """Check an OCI platform; None for that of the nodes."""
     meant = f"; write platform={PLATFORMS[name]!r}" if isinstance(name, str) and name in PLATFORMS else ""
     require(name is None or _matches(_PLATFORM, name), "platform", name, f"such as 'linux/amd64'{meant}")
     return None if name is None else str(name)
 
 
 def local_minor() -> str:
-    """The client's minor version of Python, such as "3.11"."""
+    """Return the client's minor version of Python, such as "3.11"."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def platform_of(architecture: str | None) -> str:
-    """The OCI platform of an architecture's name; None means this machine's."""
+    """Return the OCI platform of an architecture's name; None means this machine's."""
     from platform import machine  # `platform` is a field's name here
 
     name = (architecture or machine()).lower()
@@ -159,13 +159,13 @@ def platform_of(architecture: str | None) -> str:
 
 
 def bake(value: Any) -> bool:
-    """A switch."""
+    """Check a boolean."""
     require(isinstance(value, bool), "bake", value, "True or False")
     return bool(value)
 
 
 def apt(name: str) -> str:
-    """A Debian package."""
+    """Check a Debian package."""
     accepted = "Debian package names, such as 'git' or 'git=1:2.39.5-0'"
     words = name.split()
     if len(words) > 1 and all(map(_APT.fullmatch, words)):
@@ -175,25 +175,25 @@ def apt(name: str) -> str:
 
 
 def package(name: str, text: str) -> str:
-    """The name of a Python package in its normal form."""
+    """Return the name of a Python package in its normal form."""
     require(_PACKAGE.fullmatch(text), name, text, "a package name without version")
     return package_name(text)
 
 
 def group(name: str) -> str:
-    """The name of a dependency group in its normal form (PEP 735)."""
+    """Return the name of a dependency group in its normal form (PEP 735)."""
     require(_PACKAGE.fullmatch(name), "groups", name, "names of dependency groups in pyproject.toml, such as 'train'")
     return package_name(name)
 
 
 def extra(name: str) -> str:
-    """The name of an extra in its normal form (PEP 685)."""
+    """Return the name of an extra in its normal form (PEP 685)."""
     require(_PACKAGE.fullmatch(name), "extras", name, "names of optional dependencies in pyproject.toml")
     return package_name(name)
 
 
 def secret(name: str) -> str:
-    """The name of a build secret."""
+    """Check the name of a build secret."""
     require(_SECRET.fullmatch(name), "secrets", name, "names of letters, digits, '_', '-' and '.', such as 'HF_TOKEN'")
     own = name.lower().startswith("skyward")
     require(not own, "secrets", name, "names that do not begin with 'skyward', which are skyward's own")
@@ -201,13 +201,13 @@ def secret(name: str) -> str:
 
 
 def command(text: str) -> str:
-    """A shell command, as it is."""
+    """Check a shell command, and return it unchanged."""
     require(text.strip() and _is_text(text), "run", text, "a shell command")
     return text
 
 
 def env(name: str, variables: Any) -> dict[str, str]:
-    """Environment variables."""
+    """Check environment variables."""
     require(isinstance(variables, Mapping), name, variables, "a mapping of names to strings")
     for key, value in variables.items():
         require(_matches(_ENV_NAME, key), name, key, "names of letters, digits and '_'")
@@ -217,7 +217,7 @@ def env(name: str, variables: Any) -> dict[str, str]:
 
 
 def exclude_newer(value: Any) -> str | None:
-    """A moment in UTC; a date means its end, wherever it is read."""
+    """Return a time in UTC; a date means its end in UTC."""
     wanted = "a date such as '2026-05-31' or a time with its zone such as '2026-05-31T12:00:00Z'"
     if value is None:
         return None
@@ -246,7 +246,7 @@ _MARKER = re.compile(r"""\s*[('"]*\s*(python_|sys_|platform_|os_name|implementat
 
 
 def requirement_words(entries: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
-    """Entries of `pip` apart: requirements, files of requirements ("-r FILE"), files of constraints ("-c FILE")."""
+    """Split entries of `pip` into requirements, requirements files ("-r FILE") and constraints files ("-c FILE")."""
     pip: list[str] = []
     files: dict[str, list[str]] = {"r": [], "c": []}
     for entry in entries:
@@ -256,9 +256,9 @@ def requirement_words(entries: tuple[str, ...]) -> tuple[list[str], list[str], l
 
 
 def requirement(text: str) -> str:
-    """A requirement, or the path of a local wheel or project, in its one normal spelling.
+    """Return a requirement, or the path of a local wheel or project, in its canonical spelling.
 
-    Images hold copies, so that "-e " before a path or a repository has no effect.
+    Images contain copies, so that "-e " before a path or a repository has no effect.
     """
     text = _EDITABLE.sub("", text, count=1)
     if found := _VARIABLE.search(text):
@@ -295,7 +295,7 @@ def requirement(text: str) -> str:
         return package_name(usual[1]) + (usual[2] or "")
     try:
         from packaging.requirements import InvalidRequirement, Requirement
-    except ModuleNotFoundError:  # a node, where a user's module may hold an Image at its top and nothing compiles it
+    except ModuleNotFoundError:  # on a node, where a user's module may define an Image that is never compiled
         return text.strip()
     try:
         wanted = Requirement(text)
@@ -312,7 +312,7 @@ def requirement(text: str) -> str:
 
 
 def file_path(text: str) -> str | None:
-    """The path, with its extras, of a requirement that names a file or folder by a URL; None for any other."""
+    """Return the path, with its extras, of a requirement that names a file or directory by URL; None for any other."""
     found = _FILE_URL.fullmatch(text)
     if found is None:
         return None
@@ -323,7 +323,7 @@ def file_path(text: str) -> str | None:
 
 
 def _meant(text: str) -> str:
-    """What to write in place of a string that is no requirement; "" where that cannot be told."""
+    """Return a hint on what to write instead of an invalid requirement; "" if unknown."""
     words = text.split()
     if len(words) > 1 and all(map(_PLAIN.fullmatch, words)):
         return f": write one entry for each, pip={words!r}"
@@ -335,7 +335,7 @@ def _meant(text: str) -> str:
 
 
 def _repository(text: str) -> str:
-    """A repository as pip names it, `git+URL#egg=NAME`, as a requirement with a name."""
+    """Convert pip's notation of a repository, `git+URL#egg=NAME`, to a requirement with a name."""
     address, _, fragment = text.partition("#")
     parts = dict(part.partition("=")[::2] for part in fragment.split("&") if part)
     name = parts.get("egg", "")
@@ -357,7 +357,7 @@ def _local_requirement(text: str, located: str) -> str:
 
 
 def url(name: str, text: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
-    """A URL without credentials."""
+    """Check a URL, which must not contain credentials."""
     clean = str(text).isprintable() and not re.search(r"[\s\"'\\]", str(text))
     require(clean, name, text, "a URL without spaces, quotes or control characters")
     try:
@@ -371,7 +371,7 @@ def url(name: str, text: str, schemes: tuple[str, ...] = ("http", "https")) -> s
             "URL without them and put them into this machine's settings of pip or uv, or map it in SKYWARD_INDEXES."
         )
     kind = "://, ".join(schemes) + "://"
-    # without a scheme, what stands before the host may still be a login
+    # without a scheme, the part before the host may still contain credentials
     shown = text if "://" in text else text.rpartition("@")[2]
     require(parts.scheme in schemes and parts.hostname, name, shown, f"a URL that starts with {kind}")
     return text
@@ -382,5 +382,5 @@ def _matches(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value can be written down in UTF-8 and passed to a process."""
+    """Return whether a value can be encoded in UTF-8 and passed to a process."""
     return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)

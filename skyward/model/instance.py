@@ -1,6 +1,6 @@
-"""What a client and its nodes agree on: a worker's place in its pool, and names of variables, files and exit statuses.
+"""Shared by client and nodes: a worker's place in its pool, and names of variables, files and exit statuses.
 
-The place is the `COMPUTE_POOL` document, and the value made of it. Standard library only: this module is imported
+The place is the `COMPUTE_POOL` document, and the value parsed from it. Standard library only: this module is imported
 inside the container, before any user code.
 """
 
@@ -21,22 +21,22 @@ from skyward.errors import ConfigError
 ENV_VAR = "COMPUTE_POOL"  # of a runner and its workers: the place
 SETTINGS_VAR = "SKYWARD_RUNNER"  # a RunnerSettings document
 RUN_DIR_VAR = "SKYWARD_RUN_DIR"
-PROCESSES_VAR = "SKYWARD_PROCESSES"  # set where the node is processes among others of its machine, not a container
-CHANNEL_VAR = "SKYWARD_CHANNEL"  # hexadecimal; see `handshake.connect`. Not set where clients come by no channel
+PROCESSES_VAR = "SKYWARD_PROCESSES"  # set if the node is processes among others on its machine, not a container
+CHANNEL_VAR = "SKYWARD_CHANNEL"  # hexadecimal; see `handshake.connect`. Unset if clients use no channel
 
 KEY_FILE = "key"  # in the run directory
 WORK_FOLDER = "work"  # in the run directory of a node that is a process: its working directory
-CODE_DIR = ".skyward-code"  # below a worker's working directory: local modules that the client sends
+CODE_DIR = ".skyward-code"  # below a worker's working directory: local modules sent by the client
 BAKED_DIR = "/opt/code"  # in an image with bake=True: the files of its includes; nodes find modules there
-ANNOUNCEMENT = "skyward-ready "  # start of the runner's one line on its standard output; the addresses follow as JSON
-SETUP = 0  # stands for the set-up of plugins where others have the id of their call
+ANNOUNCEMENT = "skyward-ready "  # prefix of the runner's one line on standard output; the addresses follow as JSON
+SETUP = 0  # used for plugin set-up in place of a call's id
 
 EXIT_FAILED, EXIT_CONFIG = 1, 2
-EXIT_LEASE = 3  # no client has been there for the lease
-EXIT_DISMISSED = 4  # another client than the pool's has ended the node: its pool does not replace it
+EXIT_LEASE = 3  # no client has connected for the duration of the lease
+EXIT_DISMISSED = 4  # ended by a client other than the pool's: its pool does not replace it
 DISMISS = "SIGUSR1"  # asks a runner to end with EXIT_DISMISSED
 
-_HOST = "127.0.0.1"  # of a node that is the only one
+_HOST = "127.0.0.1"  # of the only node of a pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What is known of the network between nodes; `interface` feeds `GLOO_SOCKET_IFNAME` and the like."""
+    """Known properties of the network between nodes; `interface` is used for `GLOO_SOCKET_IFNAME` and the like."""
 
     interface: str | None = None
     bandwidth_gbps: float | None = None
@@ -78,11 +78,11 @@ class InstanceInfo:
         accelerators: number of GPUs on this node; 0 without.
         total_accelerators: number of GPUs in the pool.
         peers: all nodes, this one included, in node order.
-        worker: index of this worker on its node; 0 where a node has one rank, however many processes that has.
+        worker: index of this worker on its node; 0 if a node has one rank, regardless of its number of processes.
         workers_per_node: number of workers, each a rank, on each node.
         job_id: identifier of the pool.
         accelerator: kind of the GPUs, None without.
-        network: what is known of the network.
+        network: known properties of the network.
     """
 
     node: int
@@ -120,19 +120,19 @@ class InstanceInfo:
 
     @classmethod
     def current(cls) -> InstanceInfo | None:
-        """The place of the calling process, None outside a pool. The same as `sky.instance_info()`."""
+        """Return the place of the calling process, None outside a pool. The same as `sky.instance_info()`."""
         return place_of_worker() or _alone.get()
 
     def to_json(self) -> str:
-        """The `COMPUTE_POOL` document of this place."""
+        """Return the `COMPUTE_POOL` document of this place."""
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> InstanceInfo:
-        """Read a `COMPUTE_POOL` document.
+        """Parse a `COMPUTE_POOL` document.
 
         Raises:
-            ConfigError: the text is not such a document; the message names the key at fault.
+            ConfigError: the text is not such a document; the message names the faulty key.
         """
         try:
             document = json.loads(text)
@@ -162,7 +162,7 @@ class InstanceInfo:
 
 
 def place_of_worker() -> InstanceInfo | None:
-    """The place that a pool has given this process; None in processes that belong to none, `.local` included."""
+    """Return the place that a pool has assigned to this process; None in processes outside pools, `.local` included."""
     text = os.environ.get(ENV_VAR)
     return _parse(text) if text else None
 
@@ -172,7 +172,7 @@ _alone: ContextVar[InstanceInfo | None] = ContextVar("skyward_only_node", defaul
 
 @contextmanager
 def only_node(job_id: str) -> Iterator[None]:
-    """Let the code of this context (thread or asyncio task) be the one node of a pool, unless it has a place."""
+    """Make the code of this context (thread or asyncio task) the one node of a pool, unless it has a place."""
     if InstanceInfo.current() is not None:
         yield
         return

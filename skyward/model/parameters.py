@@ -1,4 +1,4 @@
-"""Names of parameters: one that a function does not have is refused with those that come close.
+"""Parameter names: unknown ones are refused, with suggestions of similar ones.
 
 Standard library only: the values of user modules import this inside containers too.
 """
@@ -16,10 +16,10 @@ _TAKES_MANY, _TAKES_ANY = 0x04, 0x08  # inspect.CO_VARARGS, CO_VARKEYWORDS; that
 
 
 def suggesting(where: str) -> Callable[[C], C]:
-    """A decorator of a function, or of a class for its constructor: an unknown parameter is a ConfigError.
+    """Return a decorator for a function, or for a class's constructor, that raises ConfigError for unknown parameters.
 
     Args:
-        where: what the error calls it, such as "sky.Image".
+        where: the callee's name in errors, such as "sky.Image".
     """
 
     def decorate(callee: C) -> C:
@@ -33,7 +33,7 @@ def suggesting(where: str) -> Callable[[C], C]:
 
 
 def checked(fn: Callable[..., Any], where: str) -> Any:
-    """The function, refusing unknown parameters by itself; as it is, if it takes any or does not say."""
+    """Return the function with a check for unknown parameters; unchanged if it takes any or has no code object."""
     code = getattr(fn, "__code__", None)
     if code is None or code.co_flags & _TAKES_ANY:
         return fn
@@ -56,10 +56,10 @@ def checked(fn: Callable[..., Any], where: str) -> Any:
 
 
 def refuse_unknown(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raise for the first name that is not known.
+    """Raise for the first unknown name.
 
     Raises:
-        ConfigError: it names the parameter that comes close, or all of a few.
+        ConfigError: it names the most similar parameter, or all parameters.
     """
     for name in given:
         if name not in known:
@@ -67,7 +67,7 @@ def refuse_unknown(where: str, given: Iterable[str], known: Sequence[str]) -> No
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches  # takes 5 ms, which only a mistake has to wait for
+    from difflib import get_close_matches  # takes 5 ms, needed only for errors
 
     close = get_close_matches(name.lower(), known, n=1)
     within = [each for each in known if len(name) > 2 and (each.startswith(name) or name.startswith(each))]

@@ -1,4 +1,4 @@
-"""What is told of a pool: `Resource`, one thing that belongs to it as its provider's labels tell, and its `stats()`."""
+"""Information about a pool: `Resource`, one of its resources according to its provider's labels, and its `stats()`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Resource(TypedDict):
-    """A node, or something else that a pool has at its provider.
+    """A node, or another resource of a pool at its provider.
 
-    `node` is -1 for what belongs to no node. `user` is who started the pool, as "name@host", and `owner` the process;
-    each is "" where no label says so. `hourly` and `cost` are of what is rented, in USD per hour and so far, None where
-    they are not known. `seen`, in seconds since 1970, is when the pool's client last noted that it is alive.
-    `pool_name` is the name of a pool that has one; while it is kept it lives `until`, in seconds since 1970.
+    `node` is -1 for resources that belong to no node. `user` is who started the pool, as "name@host", and `owner` the
+    process; each is "" if no label says so. `hourly` and `cost` apply to rented resources, in USD per hour and so far,
+    None
+    if unknown. `seen`, in seconds since 1970, is the last sign of life of the pool's client. `pool_name` is the name of
+    a
+    pool that has one; while it is kept it lives `until`, in seconds since 1970.
     """
 
     pool: str
@@ -40,8 +42,8 @@ class GpuStats:
 
     Attributes:
         name: the driver's name for it.
-        utilization: share of the time in which it computed, 0 to 1; None where it is not told.
-        memory, memory_limit: bytes in use, and bytes that it has.
+        utilization: share of the time in which it computed, 0 to 1; None if not reported.
+        memory, memory_limit: bytes in use, and bytes in total.
     """
 
     name: str
@@ -52,21 +54,21 @@ class GpuStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """One node. Figures of use are None where the node has not answered in time.
+    """One node. Usage figures are None if the node has not answered in time.
 
     Attributes:
         node: its index.
         host: address of its machine.
-        running: calls that run there now.
-        queued: calls that it has been sent and that have not begun.
-        done: calls that it has answered since the pool was opened, by a result or an error; of its predecessors, too.
+        running: calls that are running there.
+        queued: calls that have been sent to it and have not started.
+        done: calls that it has answered since the pool was opened, by a result or an error; includes its predecessors'.
         failed: those of them that it has answered by an error.
-        cores: processors in use, such as 1.5; the mean of the time since it was asked before, 0.25 to 10 seconds.
+        cores: processors in use, such as 1.5; the mean since the previous query, 0.25 to 10 seconds before.
         cpu_s: seconds of processor time used so far.
-        memory: bytes in use, without the cache of files.
-        memory_limit: bytes that it may use: the container's limit, or what the machine has.
-        received, sent: bytes over its network interfaces so far, without loopback. Where nodes share the network of
-            their machine, as containers and processes do, these are the machine's.
+        memory: bytes in use, without the page cache.
+        memory_limit: bytes that it may use: the container's limit, or the machine's memory.
+        received, sent: bytes over its network interfaces so far, without loopback. If nodes share the network of their
+            machine, as containers and processes do, these are the machine's.
         received_rate, sent_rate: the same per second.
         gpus: the GPUs that it sees.
     """
@@ -90,13 +92,13 @@ class NodeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """A pool at one moment.
+    """Snapshot of a pool.
 
     Attributes:
         pool: its identifier.
         at: seconds since 1970.
-        nodes: its nodes as they are now.
-        running, queued: calls that run, and that wait, here or on a node.
+        nodes: its current nodes.
+        running, queued: calls that are running, and that are waiting, here or on a node.
         done, failed: calls that nodes have answered since the pool was opened; those that ended with an error.
     """
 
@@ -109,12 +111,12 @@ class PoolStats:
     failed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the same as plain values, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> PoolStats:
-        """Of what `to_dict` gave.
+        """Create an instance from the result of `to_dict`.
 
         Raises:
             TypeError, KeyError: it is not such a document.

@@ -10,9 +10,9 @@ from typing import Literal
 from skyward.errors import ConfigError
 
 ACCOUNT = "skyward"  # the user that every image has
-ACCOUNT_ID = 10001  # its user and group id: no system account, and none that distributions give to people
+ACCOUNT_ID = 10001  # its user and group id: neither a system account nor one that distributions assign to people
 HOME = "/home/skyward"
-WORK_DIR = "/work"  # where functions run in images that name no directory of their own
+WORK_DIR = "/work"  # where functions run in images that set no working directory
 
 DEFAULT: Literal["default"] = "default"
 _USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -30,14 +30,17 @@ _CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the programs of a node's container may do.
+    """Permissions of the programs in a node's container.
 
     Attributes:
-        user: name or number of the user that they run as, with its group if wanted ("app", "1000", "1000:100"); None
-            for the image's own, and where the image names none for an unprivileged one.
-        privileges: capabilities that they can have, such as ("SYS_PTRACE",): root has them, other users get them by
-            programs that are installed to give them (sudo). None by default, and then no program can gain any.
-            "default" for those that the engine gives when nobody says anything.
+        user: name or number of the user that they run as, optionally with its group ("app", "1000", "1000:100"); None
+            for
+            the image's own, or an unprivileged one if the image sets none.
+        privileges: capabilities that they can have, such as ("SYS_PTRACE",): root has them, other users obtain them
+            through
+            programs installed for that purpose (sudo). None by default, and then no program can gain any. "default" for
+            the
+            engine's default set.
 
     Raises:
         ConfigError: a value is wrong.
@@ -48,7 +51,7 @@ class Rights:
 
     @classmethod
     def of(cls, provider: str, user: object, privileges: object) -> Rights:
-        """The rights that a caller of a provider's class asks for; `provider` is its name, for errors."""
+        """Return the rights that a caller of a provider's class asks for; `provider` is the class name, for errors."""
         if user is not None and not (isinstance(user, str) and _USER.fullmatch(user)):
             raise ConfigError(
                 f"{provider}: user is a string, the name or number of a user in the image, with its group if wanted "
@@ -68,7 +71,7 @@ def _privileges(provider: str, given: object) -> tuple[str, ...] | Literal["defa
     names = dict.fromkeys(each.upper().removeprefix("CAP_") for each in given)
     for name in names:
         if name not in _CAPABILITIES:
-            from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
+            from difflib import get_close_matches  # takes 5 ms, needed only for errors
 
             near = get_close_matches(name, _CAPABILITIES, 1)
             meant = f" Is {near[0]} meant?" if near else ""

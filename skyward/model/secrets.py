@@ -1,6 +1,6 @@
-"""`Secrets`: variables that nodes get while they run, over the authenticated connection and no other way.
+"""`Secrets`: variables that nodes receive at run time, only over the authenticated connection.
 
-A representation, an error or a comparison of them shows names, never values.
+Their representation, errors and comparisons show names, never values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from skyward.errors import ConfigError
 
 
 def check_variable(name: object, what: str) -> None:
-    """Raise ConfigError unless `name` is one of an environment variable that users may set; `what` starts the error."""
+    """Raise ConfigError unless `name` is an environment variable that users may set; `what` starts the message."""
     if not _is_name(name):
         raise ConfigError(f"{what}: {name!r} is not a name of an environment variable.")
     assert isinstance(name, str)
@@ -26,17 +26,17 @@ class Secrets:
     """Secret variables: names to be read from the client's environment, and names with their values.
 
     Attributes:
-        entries: names with values; None where the value is to be read.
+        entries: names with values; None if the value is to be read.
     """
 
     entries: tuple[tuple[str, str | None], ...] = field(default=())
 
     @classmethod
     def of(cls, given: object, what: str = "secrets") -> Secrets:
-        """The secrets of a list of names, or of a mapping from names to values; an error starts with `what`.
+        """Return the secrets in a list of names, or a mapping from names to values; errors start with `what`.
 
         Raises:
-            ConfigError: it is neither, a name is none of a variable, or a value is no text.
+            ConfigError: it is neither, a name is invalid, or a value is not text.
         """
         if isinstance(given, Secrets):
             return given
@@ -63,10 +63,10 @@ class Secrets:
         return cls(tuple(dict(entries).items()))
 
     def read(self, environment: Mapping[str, str], what: str = "secrets") -> dict[str, str]:
-        """The values, those without one read from `environment`.
+        """Return the values, reading missing ones from `environment`.
 
         Raises:
-            ConfigError: a variable is not set there, or empty; it is named, with `what` before it.
+            ConfigError: a variable is unset there, or empty; the message names it, after `what`.
         """
         values = {name: environment.get(name, "") if value is None else value for name, value in self.entries}
         missing = [name for name, value in self.entries if value is None and not values[name]]
@@ -95,10 +95,10 @@ def _is_name(name: object) -> bool:
 
 
 def merged(sources: Iterable[tuple[str, Secrets]], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of several sources' secrets together, each source with the words that errors call it by.
+    """Return the merged values of several sources' secrets; each source comes with its description for errors.
 
     Raises:
-        ConfigError: one is not set, or two sources give one name different values.
+        ConfigError: one is not set, or two sources set a name to different values.
     """
     values: dict[str, str] = {}
     owner: dict[str, str] = {}

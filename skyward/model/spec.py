@@ -1,4 +1,4 @@
-"""What is asked of a pool: nodes, workers, accelerators and volumes. `Cluster` is what plugins are told of it."""
+"""The specification of a pool: nodes, workers, accelerators and volumes. `Cluster` is what plugins receive of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from skyward.errors import ConfigError
 from skyward.model.parameters import suggesting
 
 MOST_NODES = 10_000
-MOST_SLOTS = 4_096  # more meet the limits that machines have on the threads of one user or container
+MOST_SLOTS = 4_096  # more would exceed limits of machines on the threads of one user or container
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OWN_FOLDERS = ("/", "/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
-# memory of one device in GB, by the name people use; every one of them runs CUDA
+# memory of one device in GB, by common name; all of them run CUDA
 _NVIDIA = {
     "T4": 16, "T4G": 16, "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "A2": 16, "A10": 24, "A10G": 24, "A30": 24,
     "A40": 48, "V100": 16, "P4": 8, "P40": 24, "P100": 16, "K80": 12,
@@ -35,10 +35,11 @@ def _is_whole(value: object) -> bool:
 @suggesting("sky.Nodes")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """How many nodes a pool wants: `desired`, and the bounds within which it may work.
+    """The wanted number of nodes of a pool: `desired`, and the bounds for it.
 
-    It opens as soon as `min` of them are ready, and more join; it goes on while as many are left. None for `desired`.
-    There are at most 10,000.
+    The pool opens as soon as `min` of them are ready, and more join later; it continues while at least `min` are left.
+    None
+    means `desired`. The maximum is 10,000.
     """
 
     desired: int
@@ -62,12 +63,12 @@ class Nodes:
 
     @property
     def least(self) -> int:
-        """With how many nodes the pool opens, and goes on."""
+        """The number of nodes that the pool needs to open and to continue."""
         return self.desired if self.min is None else self.min
 
     @classmethod
     def of(cls, value: int | tuple[int, int] | Nodes) -> Nodes:
-        """The nodes a caller means: a number, `(min, max)`, or a `Nodes`."""
+        """Return the nodes that a caller means: a number, `(min, max)`, or a `Nodes`."""
         if isinstance(value, Nodes):
             return value
         if isinstance(value, tuple):
@@ -90,13 +91,14 @@ class Worker:
     """How calls run on a node.
 
     Attributes:
-        concurrency: calls that run at once on a node, at most 4,096.
-        buffer: calls a node may hold beyond the running ones; 0 lets the pool choose by the calls' duration.
+        concurrency: number of calls that run concurrently on a node, at most 4,096.
+        buffer: number of calls that a node may hold beyond the running ones; 0 lets the pool choose by the calls'
+            duration.
         executor: where concurrent calls run: "thread" (one process, the default), "process" (one process per
             slot, for code that holds the interpreter lock), "auto" (thread).
-        per_node: ranks on each node: processes that each have a place of their own in `instance_info()` and their part
-            of the node's GPUs in `CUDA_VISIBLE_DEVICES`. `@` reaches every rank. "gpu" for one per GPU of the node.
-            `concurrency` and `buffer` are then those of a rank.
+        per_node: ranks on each node: processes with a separate place in `instance_info()` and their share of the node's
+            GPUs in `CUDA_VISIBLE_DEVICES`. `@` reaches every rank. "gpu" for one per GPU of the node. `concurrency` and
+            `buffer` then apply to each rank.
     """
 
     concurrency: int = 1
@@ -127,10 +129,10 @@ class Worker:
             )
 
     def on(self, accelerator: Accelerator | None) -> Worker:
-        """The same with "gpu" replaced by the number of GPUs on a node.
+        """Return the same with "gpu" replaced by the number of GPUs on a node.
 
         Raises:
-            ConfigError: one rank per GPU is asked for, and there is no GPU.
+            ConfigError: one rank per GPU is requested, and there is no GPU.
         """
         if self.per_node != "gpu":
             return self
@@ -153,13 +155,13 @@ class Worker:
         return self.concurrency if self.executor == "process" else self.ranks
 
     def ranks_of_node(self, node: int) -> range:
-        """The numbers of a node's worker processes."""
+        """Return the numbers of a node's worker processes."""
         return range(node * self.processes, (node + 1) * self.processes)
 
     def rank_names(self, nodes: int) -> dict[int, str]:
-        """The numbers of the worker processes that are ranks, in their order, each with its name in messages.
+        """Return the numbers of the worker processes that are ranks, in order, each with its name for messages.
 
-        With `executor="process"` the processes of a node are one rank, which its first process stands for.
+        With `executor="process"` the processes of a node are one rank, represented by its first process.
         """
         if self.processes != self.ranks:
             return {node * self.processes: f"node {node}" for node in range(nodes)}
@@ -167,7 +169,7 @@ class Worker:
 
     @property
     def slots(self) -> int:
-        """Calls at once per process."""
+        """Concurrent calls per process."""
         return 1 if self.executor == "process" else self.concurrency
 
 
@@ -179,8 +181,8 @@ class Accelerator:
     Attributes:
         name: common name such as "A100" or "T4"; any other one needs `cuda=`.
         count: devices per node.
-        memory_gb: memory of one device in GB; None for what the name usually has.
-        cuda: whether it runs CUDA; None for what the name says.
+        memory_gb: memory of one device in GB; None for the usual amount for the name.
+        cuda: whether it runs CUDA; None to decide by the name.
 
     Raises:
         ConfigError: the name is empty, or unknown and `cuda` not given; or the count is below 1.
@@ -209,7 +211,9 @@ class Accelerator:
 
     @classmethod
     def of(cls, value: Accelerator | str | None) -> Accelerator | None:
-        """The accelerator a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or None."""
+        """Return the accelerator that a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or
+        None.
+        """
         if value is None or isinstance(value, Accelerator):
             return value
         if not isinstance(value, str):
@@ -231,9 +235,9 @@ class Accelerator:
 
 
 def fits(accelerator: Accelerator, shown: str) -> bool:
-    """Whether a GPU that NVIDIA's driver calls so may be this accelerator; False where it certainly is another.
+    """Return whether a GPU with this driver name may be this accelerator; False if it certainly is another.
 
-    The driver says "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090". A name that is not known fits all.
+    Driver names are like "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090". An unknown name matches all.
     """
     words = _words_of(shown)
     models = _models_in(words)
@@ -247,7 +251,7 @@ def fits(accelerator: Accelerator, shown: str) -> bool:
 
 
 def model_of(shown: str) -> str | None:
-    """The common name of a GPU that NVIDIA's driver calls so; None where it is not known."""
+    """Return the common name of a GPU with this driver name; None if unknown."""
     return min(_models_in(_words_of(shown)), default=None)
 
 
@@ -260,7 +264,7 @@ def _models_in(words: list[str]) -> set[str]:
 
 
 def _unknown_accelerator(name: str) -> str:
-    from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
+    from difflib import get_close_matches  # takes 5 ms, needed only for errors
 
     near = get_close_matches(name.lower(), _SPELLING, 1)
     counted = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.*?)(?:\s*[x*]\s*(\d+))?", name, re.IGNORECASE)
@@ -277,14 +281,15 @@ def _unknown_accelerator(name: str) -> str:
 @suggesting("sky.Volume")
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A bucket of S3, or what is below a prefix of it, as a directory on every node: `sky.Volume("data", "/data")`.
+    """An S3 bucket, or the part below a prefix, as a directory on every node: `sky.Volume("data", "/data")`.
 
     Attributes:
         bucket: its name.
-        mount: the directory, as an absolute path; made if it is not there.
-        prefix: what the names of its objects start with, such as "runs/7"; "" for all of the bucket.
-        read_only: whether nodes may only read. A file that is written from its start to its end, as models are saved,
-            is in the bucket when it is closed; two nodes that write one file overwrite each other's.
+        mount: the directory, as an absolute path; created if missing.
+        prefix: common prefix of the objects' names, such as "runs/7"; "" for the whole bucket.
+        read_only: whether nodes may only read. A file that is written sequentially, as models are saved, is in the
+            bucket
+            once it is closed; if two nodes write the same file, one overwrites the other's.
 
     Raises:
         ConfigError: a value is wrong.
@@ -319,10 +324,11 @@ class Volume:
 
 
 def volumes_of(value: object) -> tuple[Volume, ...]:
-    """The volumes that a caller means: a `Volume`, a list of them, or a mapping such as `{"/data": "s3://bucket/x"}`.
+    """Return the volumes that a caller means: a `Volume`, a list of them, or a mapping such as `{"/data":
+    "s3://bucket/x"}`.
 
     Raises:
-        ConfigError: it is none of these, or two volumes have one directory or one inside the other's.
+        ConfigError: it is none of these, or the directories of two volumes are equal or nested.
     """
     if value is None or isinstance(value, Volume):
         volumes: tuple[object, ...] = () if value is None else (value,)
@@ -360,7 +366,7 @@ def _volume_at(mount: object, url: object) -> Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """The planned pool, as a plugin's image transform may read it: known before anything is provisioned.
+    """The planned pool, as passed to a plugin's image transform: known before anything is provisioned.
 
     Attributes:
         nodes: number of nodes.
@@ -379,6 +385,6 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What plugin hooks on the client see: the plan in `spec`."""
+    """The argument of plugin hooks on the client: the plan in `spec`."""
 
     spec: ClusterSpec

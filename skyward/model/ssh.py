@@ -1,4 +1,4 @@
-"""A machine reached by SSH, as a value: its address, and the command line that runs something there."""
+"""A machine reached by SSH, as a value: its address, and the command line that runs a command there."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from urllib.parse import urlsplit
 from skyward.errors import ConfigError, EngineMissingError
 
 _OPTIONS = (
-    *("-T", "-o", "BatchMode=yes"),  # nobody is there to type a password
-    *("-o", "StrictHostKeyChecking=yes"),  # a build's secrets go there
-    *("-o", "NoHostAuthenticationForLocalhost=no"),  # a forward of somebody else's may stand at a port of this machine
+    *("-T", "-o", "BatchMode=yes"),  # nobody can type a password
+    *("-o", "StrictHostKeyChecking=yes"),  # build secrets are sent there
+    *("-o", "NoHostAuthenticationForLocalhost=no"),  # a port of this machine may be another user's forward
     *("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
-    *("-o", "RemoteCommand=none"),  # the configuration may name one for people
+    *("-o", "RemoteCommand=none"),  # the configuration may set one for interactive use
 )
-# Where known_hosts= is given: every other source of host keys in ssh_config(5), and what would write to that file. A
-# connection that the configuration shares was made with whatever keys that trusts.
+# With known_hosts=: turns off every other source of host keys in ssh_config(5), and whatever would write to that file.
+# A connection shared by the configuration may have been made with any keys that it trusts.
 _KNOWN_HOSTS_ONLY = (
     *("-o", "GlobalKnownHostsFile=/dev/null", "-o", "KnownHostsCommand=none", "-o", "VerifyHostKeyDNS=no"),
     *("-o", "UpdateHostKeys=no", "-o", "CheckHostIP=no", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
-# what ssh and the docker command over there say, and what to do; the first that matches is used
+# error patterns of ssh and of the remote docker command, with cause and remedy; the first match is used
 _KNOWN = (
     (
         r"permission denied.*docker (daemon|api)",
@@ -60,20 +60,20 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshHost:
-    """A machine that the system's `ssh` reaches with a key, as its configuration says.
+    """A machine that the system's `ssh` reaches with a key, according to its configuration.
 
     Attributes:
         host: name or address, or an alias of the SSH configuration.
-        user: whom to log in as; None for what the SSH configuration says.
-        port: TCP port; None for what the SSH configuration says.
-        key: file of the private key to log in with; None for what agent and SSH configuration offer.
-        known_hosts: file of the only host keys to trust; None for those of the SSH configuration.
-        trusts_jumps: whether the SSH configuration says all the same which keys of jump hosts to trust.
-        control: socket of an open connection to go through; None to make one.
-        way: options of ssh that lead there where the SSH configuration would have led past `known_hosts`.
+        user: user to log in as; None for that of the SSH configuration.
+        port: TCP port; None for that of the SSH configuration.
+        key: file of the private key to log in with; None for those of the agent and the SSH configuration.
+        known_hosts: file with the only host keys to trust; None for those of the SSH configuration.
+        trusts_jumps: whether the SSH configuration still determines which keys of jump hosts to trust.
+        control: socket of an open connection to use; None to open one.
+        way: options of ssh that lead there if the SSH configuration would have bypassed `known_hosts`.
 
     Raises:
-        ConfigError: the path of a file cannot be given to ssh.
+        ConfigError: the path of a file cannot be passed to ssh.
     """
 
     host: str
@@ -92,10 +92,10 @@ class SshHost:
 
     @classmethod
     def parse(cls, url: str) -> SshHost:
-        """The machine of an address such as `ssh://user@host` or `ssh://host:2222`.
+        """Return the machine for an address such as `ssh://user@host` or `ssh://host:2222`.
 
         Raises:
-            ConfigError: it is no such address, or holds a password.
+            ConfigError: it is not such an address, or contains a password.
         """
         wanted = f"An address of a machine has the form ssh://user@host or ssh://user@host:port; found {_shown(url)!r}."
         try:
@@ -115,19 +115,19 @@ class SshHost:
 
     @property
     def url(self) -> str:
-        """The address in the form `parse` takes."""
+        """The address in the form that `parse` takes."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"ssh://{f'{self.user}@' if self.user else ''}{host}{f':{self.port}' if self.port else ''}"
 
     @property
     def name(self) -> str:
-        """The machine as people write it: `user@host:port` without what the SSH configuration decides."""
+        """The machine as people write it: `user@host:port`, without parts left to the SSH configuration."""
         return self.url.removeprefix("ssh://")
 
     def command(self, *words: str, options: Sequence[str] = ()) -> list[str]:
-        """The local command that runs these words on the machine, each one argument there; without words, none.
+        """Return the local command that runs these words on the machine, each as one argument; without words, none.
 
-        Of an option that is given twice ssh takes the first: `options` come before those that are always there.
+        If an option is given twice, ssh uses the first: `options` come before those that are always set.
         """
         user = ("-l", self.user) if self.user else ()
         port = ("-p", str(self.port)) if self.port else ()
@@ -143,7 +143,7 @@ class SshHost:
         return [*words, "-o", f'UserKnownHostsFile="{known}"', *_KNOWN_HOSTS_ONLY] if known else words
 
     def meaning(self, said: str) -> str | None:
-        """What it means that ssh or the docker command there printed this, and what to do; None if it is not known."""
+        """Return the cause and the remedy for this output of ssh or the remote docker command; None if unknown."""
         by_hand = f"ssh {f'-p {self.port} ' if self.port else ''}{f'{self.user}@' if self.user else ''}{self.host}"
         for pattern, meaning in _KNOWN:
             if re.search(pattern, said, re.IGNORECASE):
@@ -152,13 +152,15 @@ class SshHost:
         return None
 
     def failure(self, said: str) -> EngineMissingError | None:
-        """The error for what ssh or the docker command there printed; None if that says nothing about reaching it."""
+        """Return the error for this output of ssh or the remote docker command; None if it does not concern the
+        connection.
+        """
         meaning = self.meaning(said)
         return EngineMissingError(f"The Docker engine on {self.url} cannot be reached: {meaning}") if meaning else None
 
 
 def existing_file(provider: str, name: str, path: str | os.PathLike[str] | None) -> Path | None:
-    """The absolute path of a file that a parameter names; None for None.
+    """Return the absolute path of a file that a parameter names; None for None.
 
     Raises:
         ConfigError: there is no such file.
