@@ -93,7 +93,7 @@ class LocalAllocation(Allocation):
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - nothing to prepare on them
         """Say, once per process, that the image is not used, if it is more than the default one."""
-        if self.request.image != Image() and not _noted.is_set():
+        if not _noted.is_set() and self.request.image != Image():
             _noted.set()
             from skyward.builder.events import note  # brings the compiler, of which nothing else is needed here
 
