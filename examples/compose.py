@@ -1,9 +1,9 @@
-"""Train on handwritten digits in the containers of compose.yaml, which average their models among themselves.
+"""Train on handwritten digits in the containers of compose.yaml, which average their models over their own network.
 
-docker compose up --detach       # or nothing: then this program brings the file up, and down when it has ended
+docker compose up --detach       # optional: otherwise this program brings the file up, and down when it ends
 python examples/compose.py
 
-The data comes from here. The models travel over the bridge network of the containers, to the first one's address.
+The data is sent from here. The models go over the containers' bridge network, to the address of the first one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def average(values: np.ndarray, info: sky.InstanceInfo) -> np.ndarray:
         try:
             head = socket.create_connection(place)
             break
-        except ConnectionRefusedError:  # the head does not listen yet
+        except ConnectionRefusedError:  # the head is not listening yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

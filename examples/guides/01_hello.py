@@ -1,4 +1,4 @@
-"""A function that runs on machines which exist only while it does.
+"""Run a function on machines that exist only while the pool is open.
 
 python examples/guides/01_hello.py                      # two containers on this machine
 python examples/guides/01_hello.py --provider local     # two plain processes
@@ -24,7 +24,7 @@ def greet(name: str) -> str:
 def main() -> None:
     with sky.ComputePool(**pool_options(__doc__)) as pool:
         print(greet("one") >> pool)  # on one node
-        for line in greet("all") @ pool:  # on every node, in their order
+        for line in greet("all") @ pool:  # on every node, in node order
             print(line)
         later = greet("later") > pool  # in the background
         print(later.result())

@@ -1,7 +1,7 @@
-"""Every node takes its part of the data: class means of handwritten digits, made on the nodes, joined here.
+"""Every node takes its part of the data: class means of handwritten digits, computed on the nodes, combined here.
 
-Means of parts, weighted by their sizes, are the mean of the whole: the joined classifier is exactly the one that a
-single process would have made.
+The means of the parts, weighted by size, give the mean of the whole: the combined classifier is exactly the one that a
+single process would compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def class_sums(x: Any, y: Any) -> tuple[Any, Any]:
     """Sums and counts of the images of each digit, in this node's part of the data."""
     import numpy as np
 
-    x, y = sky.shard(x, y, shuffle=True, seed=0)  # the same rows of both, different ones on each node
+    x, y = sky.shard(x, y, shuffle=True, seed=0)  # the same rows of x and y, different ones on each node
     print(f"my part has {len(x)} images")
     one_hot = np.eye(10)[y]
     return one_hot.T @ x, one_hot.sum(axis=0)

@@ -1,6 +1,6 @@
-"""Several calls at once, results as they come, and a generator whose items arrive while it runs.
+"""Several calls at once, results as they arrive, and a generator whose items arrive while it runs.
 
-The data is what every node has: the source files of Python's own library.
+The data is something every node has: the source files of Python's standard library.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def longest_files(count: int) -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     with sky.ComputePool(**pool_options(__doc__)) as pool:
-        # two calls, or any number known when the program is written: a tuple, in their order
+        # two calls, or any number known when the program is written: a tuple, in call order
         json, email = (definitions("json") & definitions("email")) >> pool
         print(f"{json[0]} has {json[1]} functions, {email[0]} has {email[1]}")
 
-        # any number: all of them run at once, as far as there is room; here each result is shown when it is ready
+        # any number: they run at once, as far as there are slots; here each result is shown when it is ready
         calls = [definitions(package) for package in PACKAGES]
         for package, functions, classes in sky.gather(*calls, stream=True, ordered=False) >> pool:
             print(f"{package:<10} {functions:>5} functions {classes:>4} classes")
 
-        # a generator runs on its node while its items are used here; ending the loop ends it there
+        # a generator runs on its node while its items are used here; leaving the loop ends it there
         for name, size in longest_files(100) >> pool:
             if size < 80_000:
                 break

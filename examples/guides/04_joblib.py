@@ -1,7 +1,7 @@
 """joblib's `Parallel` on the nodes of a pool: a confidence interval from two thousand resamplings.
 
-The program is that of one machine; the pool around it decides where the calls run. Short calls travel in batches, and
-the arrays that all of them share reach each node once.
+The program is the same as for one machine; the pool around it decides where calls run. Short calls are sent in batches,
+and arrays that all of them share are sent to each node once.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def main() -> None:
     x, y = load_breast_cancer(return_X_y=True)  # 569 tumours, shipped with scikit-learn
     radius, malignant = x[:, 0], y == 0
 
-    # a pool made for joblib: calls run in processes, as many on each node as concurrency says
+    # a pool made for joblib: calls run in processes, `concurrency` of them on each node
     with JoblibPool(image=IMAGE, concurrency=2, **options):
         print(f"larger radius of malignant tumours: {interval(radius, malignant)}")
 
-    # any pool, with the plugin: the same while it is open
+    # any pool with the plugin: the same while it is open
     with sky.ComputePool(image=IMAGE, plugins=[sky.plugins.joblib()], **options) as pool:
         print(f"once more: {interval(radius, malignant)}")
 
-        # a context manager puts any open pool behind joblib for a block
+        # a context manager makes joblib use any open pool within a block
         with joblib_backend(pool):
             print(f"and again: {interval(radius, malignant)}")
 

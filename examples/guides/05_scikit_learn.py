@@ -1,6 +1,6 @@
-"""A grid search of scikit-learn whose fits run on the nodes of a pool.
+"""A scikit-learn grid search whose fits run on the nodes of a pool.
 
-Nothing in it is written for a pool: whatever takes `n_jobs` runs there while one with scikit-learn is open.
+The search itself is ordinary code: anything with `n_jobs` runs on the nodes while a pool with scikit-learn is open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train a digit classifier with DistributedDataParallel: every node on its part of the data, one model on all."""
+"""Train a digit classifier with DistributedDataParallel: one model, with each node training on its part of the data."""
 
 import skyward as sky
 
@@ -40,7 +40,7 @@ def train(epochs: int, batch_size: int, lr: float) -> dict[str, float]:
 
     for epoch in range(epochs):
         if sampler is not None:
-            sampler.set_epoch(epoch)  # another order in every epoch, the same on all nodes
+            sampler.set_epoch(epoch)  # a different order in every epoch, the same on all nodes
         model.train()
         total_loss, correct, seen = 0.0, 0, 0
         for inputs, targets in loader:
@@ -48,15 +48,15 @@ def train(epochs: int, batch_size: int, lr: float) -> dict[str, float]:
             outputs = model(inputs)
             loss = loss_fn(outputs, targets)
             optimizer.zero_grad()
-            loss.backward()  # in which DDP averages the gradients of all nodes
+            loss.backward()  # here DDP averages the gradients of all nodes
             optimizer.step()
             total_loss += loss.item() * len(inputs)
             correct += int((outputs.argmax(dim=1) == targets).sum())
             seen += len(inputs)
 
-        # What each node has counted on its own part of the data, summed over all
-        # of them in place: the same result everywhere, so that the head can speak
-        # for all. These are sums and not means, since the parts may differ in size.
+        # What each node counted on its part of the data, summed in place over all
+        # nodes. The result is the same everywhere, so the head alone can print it.
+        # These are sums and not means, since the parts may differ in size.
 
         metrics = torch.tensor([total_loss, correct, seen], device=device)
         if dist.is_initialized():

@@ -1,11 +1,11 @@
-"""Train a digit classifier with Keras on JAX: every node on its part of the data, a model of its own on each."""
+"""Train digit classifiers with Keras on JAX: each node trains its own model on its part of the data."""
 
 from typing import Any
 
 import skyward as sky
 
 # `keras` sets the backend before anything imports Keras, and seeds it. Below
-# `compute`, as here, it decorates what runs on the nodes.
+# `compute`, as here, it decorates the function that runs on the nodes.
 
 
 @sky.compute
@@ -13,8 +13,8 @@ import skyward as sky
 def train(data: str, epochs: int, batch_size: int) -> dict[str, float]:
     import keras
 
-    # Keras downloads MNIST, where nodes reach the internet. The digits that
-    # scikit-learn ships are smaller, and need no network.
+    # Keras downloads MNIST if nodes can reach the internet. The digits that
+    # ship with scikit-learn are smaller, and need no network.
     if data == "mnist":
         (x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()
     else:

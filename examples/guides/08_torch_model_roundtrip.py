@@ -1,4 +1,4 @@
-"""Send a PyTorch model to a node, train it there, and go on with it here: it comes back as the module it was."""
+"""Send a PyTorch model to a node, train it there, and keep using it here: it comes back as an ordinary module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(model: Any, x: Any, y: Any, epochs: int) -> tuple[Any, list[float]]:
             total += loss.item()
         losses.append(total / len(batches))
     print(f"trained on {device} for {epochs} epochs")
-    return model, losses  # from a GPU it arrives in main memory where the client has none
+    return model, losses  # a model on a GPU arrives in main memory if the client has none
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Train a digit classifier with JAX on the devices of all nodes at once: one mesh, one model, a part of each batch."""
+"""Train a digit classifier with JAX on the devices of all nodes: one mesh, one model, each node its part of a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def train(parameters: Parameters, epochs: int, batch_size: int, lr: float) -> tu
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    mesh = Mesh(np.array(jax.devices()), ("batch",))  # the plugin has joined the nodes: these are the devices of all
+    mesh = Mesh(np.array(jax.devices()), ("batch",))  # the plugin has connected the nodes: the devices of all
     sharded, replicated = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
 
     def loss_of(parameters: Parameters, x: Any, y: Any) -> Any:
@@ -48,7 +48,7 @@ def train(parameters: Parameters, epochs: int, batch_size: int, lr: float) -> tu
             total += float(loss)
         losses.append(total / len(batches))
     print(f"{len(jax.devices())} devices, {len(jax.local_devices())} of them here: loss {losses[-1]:.4f}")
-    return jax.tree.map(np.asarray, parameters), losses  # as NumPy arrays, for which the client needs no JAX
+    return jax.tree.map(np.asarray, parameters), losses  # as NumPy arrays, so that the client needs no JAX
 
 
 def training_digits() -> tuple[Any, Any]:

@@ -13,12 +13,12 @@ def train(epochs: int, batch_size: int, lr: float) -> dict[str, float]:
     import tensorflow as tf
     from sklearn.datasets import load_digits
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # first of all: it reads TF_CONFIG and connects the nodes
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # must come first: it reads TF_CONFIG and connects the nodes
 
     pixels, digits = load_digits(return_X_y=True)  # 1,797 images of 8 x 8 pixels, shipped with scikit-learn
     x, y = (pixels / 16).astype("float32"), digits.astype("int32")
     train_set = tf.data.Dataset.from_tensor_slices((x[:1437], y[:1437])).cache().shuffle(1437, seed=1)
-    batches = train_set.batch(batch_size, drop_remainder=True).prefetch(1)  # a batch is that of all nodes together
+    batches = train_set.batch(batch_size, drop_remainder=True).prefetch(1)  # one batch for all nodes together
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     parts = strategy.experimental_distribute_dataset(batches.with_options(options))  # each node gets its part

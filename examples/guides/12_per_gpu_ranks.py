@@ -1,4 +1,4 @@
-"""Several ranks on each node: one per GPU where the nodes have some, two per node where they have none."""
+"""Several ranks on each node: one per GPU if the nodes have GPUs, otherwise two per node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Train through the loss of a node, three times: the weights in the end are those of a run that nothing has struck.
+"""Keep training through the loss of a node, three times: the final weights equal those of an undisturbed run.
 
 After each epoch the function commits its state: weights, momentum, and the generator that shuffles the data. When its
-node is lost, the call runs again on another one and begins with what was committed last.
+node is lost, the call runs again on another one and starts from the last commit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def train(name: str, x: Any, y: Any, epochs: int, lose_after: tuple[int, ...]) -
         state.commit()  # from here on this epoch cannot be lost
         if epoch in lose_after:
             print(f"epoch {epoch}: loss {loss:.3f}; and the node is gone")
-            os.kill(os.getppid(), signal.SIGKILL)  # ends the node, as a machine ends that a cloud takes back
+            os.kill(os.getppid(), signal.SIGKILL)  # ends the node, as when a cloud reclaims the machine
             signal.pause()
     return weights, runs
 

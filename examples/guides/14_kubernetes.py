@@ -1,7 +1,7 @@
-"""Search for the best settings of a model on nodes that may be taken away, as pods of a busy cluster are.
+"""Search for the best settings of a model on nodes that may be preempted, as pods of a busy cluster are.
 
-Every setting is a call of its own with `retries=`: one whose pod is deleted, evicted or preempted runs again elsewhere.
-Runs on containers of this machine, and with `--provider kubernetes --registry ...` on pods of a cluster.
+Every setting is a separate call with `retries=`: if its pod is deleted, evicted or preempted, it runs again elsewhere.
+Runs on containers on this machine, or with `--provider kubernetes --registry ...` on pods of a cluster.
 """
 
 from __future__ import annotations

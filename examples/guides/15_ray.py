@@ -1,6 +1,6 @@
-"""A program for Ray on the nodes of a pool: tasks, an actor that keeps state, an object that all of them share.
+"""A Ray program on the nodes of a pool: tasks, an actor that keeps state, an object that all of them share.
 
-`ray.init()` has been done by the plugin. The tasks try settings of a classifier; the actor keeps the best one.
+The plugin has already called `ray.init()`. The tasks try settings of a classifier; the actor keeps the best one.
 """
 
 from __future__ import annotations

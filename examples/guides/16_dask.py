@@ -1,7 +1,7 @@
-"""A Dask program on the nodes of a pool: the word counts of Python's own documentation strings, module by module.
+"""A Dask program on the nodes of a pool: word counts of Python's own docstrings, module by module.
 
-What stands in the `with` block is Dask's alone: delayed functions, a tree of sums, futures. The plugin has made a
-cluster of the nodes and connected this program to it.
+The `with` block holds plain Dask code: delayed functions, a tree of sums, futures. The plugin has made a cluster of the
+nodes and connected this program to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a guide runs: what `--provider`, `--nodes`, `--host` and others say, as parameters of a pool."""
+"""Where a guide runs: turns `--provider`, `--nodes`, `--host` and others into parameters of a pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import skyward as sky
 
-# the classes, by what people type
+# the classes, by the name given on the command line
 PROVIDERS = {"docker": "Docker", "local": "Local", "ssh": "SSH", "aws": "AWS", "kubernetes": "Kubernetes"}
 
 
