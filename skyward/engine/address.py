@@ -151,8 +151,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class LiveSocket(socket.socket):
-    """A connection to an engine. With a time limit, it checks the engine during silence; without one it is a plain
-    socket.
+    """A connection to an engine: a socket that, if it has a time limit, checks the engine during silence.
 
     Attributes:
         engine: the engine's address, for messages.

@@ -73,9 +73,7 @@ class Images:
         return f"{about['Os']}/{about['Arch']}"
 
     def in_containerd(self) -> bool:
-        """Return whether the engine keeps its images in containerd's store, so that it can compress and push them
-        itself.
-        """
+        """Return whether the engine keeps images in containerd's store, and so can compress and push them itself."""
         _, about = self._ask("GET", "/info", "describe itself")
         return "io.containerd.snapshotter" in json.dumps(about.get("DriverStatus"))
 
@@ -104,8 +102,7 @@ class Images:
         return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
 
     def tag(self, image: str, name: str, action: str = "") -> None:
-        """Add a name to an image. If this is part of another `action`, that completes "The Docker engine at X could not
-        ...".
+        """Add a name to an image. `action`, if given, completes "The Docker engine at X could not ...", for errors.
 
         Raises:
             ImageNotFoundError: the engine does not have it.

@@ -34,7 +34,7 @@ MEDIUM_BYTES = 10**6
 _SPLIT_BYTES: Mapping[Tier, int] = {"medium": 50 * 10**6, "light": 3 * 10**6}
 _MEDIUM_PARTS, _LIGHT_PARTS, _LIGHT_PARTS_BESIDE_LARGE = 2, 7, 4
 _ASSUMED_BYTES = 170_000  # for a package of unknown size: the mean of the 55 small ones of a web application
-# Up to some gigabytes, shared by releases of frameworks; also, nodes download two layers in parallel but not one.
+# Up to some gigabytes, shared by releases of frameworks; also, nodes download layers in parallel, but each serially.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
 # Frameworks and their dependencies: hundreds of megabytes that change together and rarely.
 _FRAMEWORK = re.compile(

@@ -87,8 +87,8 @@ def copy_to(context: Path, copied: Copied) -> None:
 
 
 def with_usual_modes(folder: Path) -> None:
-    """Make a build context readable for everybody, whatever the umask and modes here; digests include only
-    executability.
+    """Make a build context readable for everybody, whatever the umask and modes here, of which digests contain
+    only the executable bit.
 
     The images built from it have one name and so one content, and run as other users than the client's.
     """

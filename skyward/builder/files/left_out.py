@@ -123,9 +123,7 @@ _CLASS = re.compile(rf"(?<!\\)(\[[^\]/]*?)\[:({'|'.join(_CLASSES)}):\]")
 
 
 def _as_git(line: str) -> str:
-    """Convert a line so that pathspec reads it as git does: character classes, and trailing tabs as part of the
-    pattern.
-    """
+    """Convert a line so that pathspec reads it as git does: character classes, and trailing tabs of a pattern."""
     while found := _CLASS.search(line):
         line = f"{line[: found.start()]}{found[1]}{_CLASSES[found[2]]}{line[found.end() :]}"
     end = line.rstrip(" ")

@@ -256,7 +256,7 @@ def uv_version() -> str:
     spec = find_spec("uv")
     if spec is None or spec.origin is None:
         return ""
-    # importlib.metadata takes 10 ms to load, of the 150 ms that a no-op may take; the folder's name has it as well
+    # importlib.metadata takes 10 ms to load, of the 150 ms that a no-op may take; the folder's name has it too
     about = next(Path(spec.origin).parent.parent.glob("uv-*.dist-info"), None)
     return about.stem.removeprefix("uv-") if about else ""
 

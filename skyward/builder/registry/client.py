@@ -336,9 +336,9 @@ class RegistryAuth:
         return token
 
     def _may_ask(self, realm: str) -> bool:
-        """Return whether a token service may receive credentials. By the specification it may be any host, as Docker
-        Hub's is.
+        """Return whether a token service may receive credentials.
 
+        By the specification it may be any host, as Docker Hub's is:
         https://distribution.github.io/distribution/spec/auth/token/ names the service only in the challenge. It must
         use TLS, except for a registry without TLS on the registry's own host.
         """

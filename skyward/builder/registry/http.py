@@ -139,8 +139,7 @@ class EngineCertificates:
 
 
 def engine_certificates(registry: str) -> EngineCertificates | None:
-    """Return a registry's certificates in the engine's `certs.d`, including a rootless engine's; None if there are
-    none.
+    """Return a registry's certificates in `certs.d`, also of a rootless engine; None if there are none.
 
     Raises:
         RegistryError: a client's certificate has no key.

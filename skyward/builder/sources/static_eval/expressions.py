@@ -84,9 +84,7 @@ class Expressions:
         return self._shown(self.called(node, scope), node)
 
     def called(self, node: ast.expr, scope: Scope) -> Any:
-        """Return the value of an expression that is only called, so that a function does not become reachable for
-        others.
-        """
+        """Return the value of an expression that is only called, which does not expose a function to other code."""
         reading = self._reading
         reading.step()
         read = getattr(self, f"_{type(node).__name__.lower()}", None)

@@ -89,9 +89,7 @@ class Frame:
 
 
 class Loop:
-    """A loop being followed; `early` holds the changes at points where it may be left or continued, known only at run
-    time.
-    """
+    """A loop being followed; `early` holds the changes at points where a run may leave or continue it."""
 
     __slots__ = ("depth", "early")
 
