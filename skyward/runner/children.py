@@ -45,7 +45,6 @@ class Child:
     It leads its own session, so that everything its tasks started can be killed with it. It receives its settings over
     the private socket; the end of that socket means that the agent has ended.
 
-
     Attributes:
         start: its settings, sent over the private socket.
         env: variables in addition to those of its agent.
@@ -248,7 +247,6 @@ class Lines:
 
 class ChildOutput:
     """Masks, records and sends the text from a worker's file descriptors, in the thread that reads them.
-
 
     Args:
         masks: returns the secrets of the current client.

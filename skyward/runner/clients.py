@@ -29,7 +29,6 @@ def _as_it_is(sock: socket.socket) -> socket.socket:
 class Acceptor(Generic[C]):
     """Accepts connections on one socket for as long as the process lives.
 
-
     Args:
         listener: the listening socket.
         authenticate: authenticates the peer of a connection, within its own time limit; closes it and raises WireError
@@ -123,7 +122,6 @@ def shut(sock: socket.socket) -> None:
 
 class Client:
     """Sends frames in order from a thread of its own. Only output may be dropped, never reports.
-
 
     Attributes:
         connection: for the thread that receives.

@@ -26,7 +26,6 @@ LOG_BYTES = 16 * 1024**2  # limited since a host's run directory is often in mem
 class RunnerSettings:
     """A pool's settings for the runner of one node, passed as `SKYWARD_RUNNER` (JSON).
 
-
     Attributes:
         lease_s: seconds without an authenticated client after which the runner ends itself.
         processes: number of worker processes on this node.
@@ -66,7 +65,6 @@ class RunnerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
     """Settings that an agent sends to a worker over their private socket, before anything else.
-
 
     Attributes:
         index: index of the worker process on its node.

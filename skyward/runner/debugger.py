@@ -162,7 +162,6 @@ class _Output:
 class _Input:
     """The stream that a debugger reads its commands from.
 
-
     Attributes:
         interrupt: the exception with which the client stopped the call. `pdb` would take it for Ctrl-C and continue.
     """

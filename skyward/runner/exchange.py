@@ -50,7 +50,6 @@ class _Wait:
 class _Requests(Generic[K]):
     """The pending requests of one worker process, by the key that their answers carry.
 
-
     Args:
         send: sends a frame to the client; returns whether an answer can come.
         running: the id of the call that the calling thread belongs to, `SETUP` while plugins are set up, None
@@ -156,7 +155,6 @@ def _values(answer: Frame, name: str) -> list[Any]:
 class CheckpointClient(_Requests[int]):
     """The checkpoints of one worker process: reads and writes to the client's store.
 
-
     Args:
         send, running: see `_Requests`.
         root: directory in which their directories are created.
@@ -260,7 +258,6 @@ class _RemoteStore:
 
 def _answered(wait: _Wait) -> tuple[dict[str, Any], Sequence[Buffer]]:
     """Wait for the client's answer and return it.
-
 
     Raises:
         CheckpointError: the request failed, or the client has disconnected.

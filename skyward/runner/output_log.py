@@ -37,7 +37,6 @@ def log_name(worker: int) -> str:
 class OutputLog:
     """Writes the log files of one process of a node, from any thread.
 
-
     Args:
         folder: the node's run directory.
         name: name of the process: "w0", "agent".

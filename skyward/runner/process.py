@@ -104,7 +104,6 @@ class ClientHandler(logging.Handler):
     It replaces Python's handler of last resort: a function that configures its own handlers uses those, and their text
     is output.
 
-
     Args:
         send: sends the fields of a record, for the call with this number: `name`, `level` (a number), `text`, `trace`
             (of an exception, else ""), `line` (the formatted record), `t`, `path`, `lineno`, `function`.
@@ -168,7 +167,6 @@ def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str
 
     In an image with `bake=True` they are part of the image, with the other included files. Those are linked next to the
     sent files, since modules look for their data next to themselves.
-
 
     Args:
         files: paths below the directory, and contents.
@@ -257,7 +255,6 @@ def breaks_device(error: BaseException | None) -> bool:
 
 def free_device_memory() -> bool:
     """Release the GPU memory that PyTorch caches for later calls; waits for running kernels.
-
 
     Returns:
         Whether CUDA still works in this process: the error of a queued kernel may surface here.

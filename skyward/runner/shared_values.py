@@ -38,7 +38,6 @@ class _Packed(NamedTuple):
 class Values:
     """The shared values that this process has received.
 
-
     Attributes:
         directory: directory of the node in which its worker processes share values; None outside a node. A worker sets
             it before user code can change the working directory.
@@ -69,7 +68,6 @@ class Values:
 
     def get(self, digest: bytes) -> Any:
         """Return the value, the same object for all calls of this process. Arrays are read-only.
-
 
         Raises:
             SerializationError: it is not in this process, or cannot be unpickled here.

@@ -22,7 +22,6 @@ _OF_EACH_CLIENT = (ENV_VAR, SETTINGS_VAR)  # running workers are sent the place;
 class Takeover:
     """The client that has the node, and the steps to hand it to the next one.
 
-
     Args:
         changed: the agent's condition; its lock guards the children.
         children: the worker processes as they are now.
@@ -54,7 +53,6 @@ class Takeover:
 
     def take(self, client: Client, order: Mapping[str, Any], move: Callable[[str], None]) -> None:
         """Assign the node to a client, and send it the workers' addresses once they listen. Blocks until then.
-
 
         Args:
             client: the requesting client.
@@ -98,7 +96,6 @@ class Takeover:
 
     def release(self, client: Client) -> None:
         """Release the node from its client; must be followed by `keep`.
-
 
         Raises:
             ValueError: the client does not have the node.
@@ -186,7 +183,6 @@ class Takeover:
 
 def _checked(environment: object) -> dict[str, str] | None:
     """Return the environment of a message after checking that a process can be started with it.
-
 
     Raises:
         ValueError: it is not a valid environment.

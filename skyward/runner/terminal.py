@@ -47,7 +47,6 @@ class Tracer(Protocol):
 class TerminalClient:
     """Terminal access for the calls of one worker process.
 
-
     Args:
         send: sends a frame to the client; returns whether an answer can come.
         running: as in `exchange.GatherClient`.
@@ -74,7 +73,6 @@ class TerminalClient:
 
     def acquire(self, what: str, frame: FrameType | None) -> int:
         """Wait until the calling thread's call has the terminal, and return the call.
-
 
         Raises:
             TerminalError: there is no terminal, or the calling thread belongs to no call.
@@ -114,7 +112,6 @@ class TerminalClient:
 
     def read_line(self, call: int) -> str:
         """Return a line typed in the terminal, including its line end; "" for Ctrl-D.
-
 
         Raises:
             KeyboardInterrupt: Ctrl-C was typed.

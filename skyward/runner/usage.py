@@ -33,7 +33,6 @@ class _Sample(NamedTuple):
 class UsageMeter:
     """Measures the resource usage of this node; for one thread at a time.
 
-
     Args:
         of_processes: whether the node consists of plain processes on its machine, not of a container.
         cgroups, proc: the kernel's file systems.
@@ -49,7 +48,6 @@ class UsageMeter:
 
     def measure(self) -> dict[str, Any]:
         """Return the current usage; waits 0.25 s if the last measurement is missing or older than 10 s.
-
 
         Returns:
             `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: unknown), `received` and
@@ -215,7 +213,6 @@ class _Memory(ctypes.Structure):
 
 class Gpus:
     """The GPUs that this process sees. The library stays loaded, as initialising it takes a fraction of a second.
-
 
     Args:
         library: file name of NVML.

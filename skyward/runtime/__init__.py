@@ -1,1 +1,1 @@
-"""The functions for user code on nodes: `instance_info`, `shard`, `gather`, output control."""
+"""Functions for user code on nodes: `instance_info`, `shard`, `gather`, output control."""

@@ -1,4 +1,4 @@
-"""The active pool: which of the open pools `>> sky` means, by the context (thread or asyncio task) that opened it."""
+"""The active pool: the open pool that `>> sky` refers to, by the context (thread or asyncio task) that opened it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from skyward.model.instance import place_of_worker
 
 
 class ActivePool(CallsOnly):
-    """The type of `sky.sky`: as a target it means the active pool, like the module `skyward` itself.
+    """The type of `sky.sky`: as a target it stands for the active pool, like the module `skyward` itself.
 
-    That is the pool opened last in this context (thread or asyncio task) and still open; in a context that has opened
-    none, the only open pool.
+    The active pool is the one opened last in this context (thread or asyncio task) and still open; in a context that
+    has opened none, it is the only open pool.
     """
 
     def __repr__(self) -> str:
@@ -28,13 +28,13 @@ class ActivePool(CallsOnly):
 
 sky: Final = ActivePool()
 
-# weak references: what nobody but this module knows of has been forgotten, and closes itself
+# weak references: a pool to which no other references exist closes itself
 _opened: ContextVar[tuple[ref[Target], ...]] = ContextVar("skyward_opened_pools", default=())  # in this context
-_open: list[ref[Target]] = []  # those of all contexts that have not been left; in other lists they may stay for longer
+_open: list[ref[Target]] = []  # the open pools of all contexts; the lists of contexts may also have closed ones
 
 
 def enter_target(target: Target) -> Callable[[], None]:
-    """Note that a pool is open, and was opened in this context; the returned function, called anywhere, ends that."""
+    """Register a pool as open and opened in this context; the returned function, called anywhere, undoes that."""
     entered = ref(target)
     _open.append(entered)
     _opened.set((*(each for each in _opened.get() if each in _open), entered))
@@ -42,11 +42,11 @@ def enter_target(target: Target) -> Callable[[], None]:
 
 
 def active_target(asker: Callable[[], str], remedy: str) -> Target:
-    """The pool opened last in this context and still open; where this context has none, the only one that is open.
+    """Return the pool opened last in this context and still open; if the context has opened none, the only open pool.
 
     Args:
-        asker: gives what wants a pool; starts the sentence of an error.
-        remedy: what to do where no pool is open.
+        asker: returns the name of what needs a pool; starts the sentence of an error.
+        remedy: what to do if no pool is open.
 
     Raises:
         NoActivePoolError: no pool is open, or other contexts (threads, asyncio tasks) have opened several.

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,100}")
 
 
 class Store(Protocol):
-    """Where commits are kept: `CheckpointStore`, or what reaches the client's; see there."""
+    """A store of commits: `CheckpointStore`, or access to the client's; see there."""
 
     def last(self) -> Commit: ...
     def read(self, commit: Commit, path: str, offset: int) -> bytes: ...
@@ -31,14 +31,14 @@ class Store(Protocol):
 
 
 class Checkpoint:
-    """A directory of this node, filled with what was committed last. Made by `sky.checkpoint`.
+    """A directory of this node with the files of the last commit. Created by `sky.checkpoint`.
 
-    As a context it is committed at the end of the block, unless an exception ends that.
+    As a context manager it is committed at the end of the block, unless that raises an exception.
 
     Attributes:
-        path: the directory. It is removed when the call has ended.
-        commits: how many commits there have been, those of earlier runs of the call included; 0 where nothing was
-            committed yet, and the directory is empty.
+        path: the directory. It is removed at the end of the call.
+        commits: number of commits so far, including those of earlier runs of the call; 0 if nothing has been committed
+            yet and the directory is empty.
     """
 
     def __init__(self, name: str, path: Path, store: Store, commits: int, rank: int | None) -> None:
@@ -46,13 +46,14 @@ class Checkpoint:
         self._name, self._store, self._rank, self._process = name, store, rank, os.getpid()
 
     def commit(self) -> None:
-        """Keep the directory as it is now; returns when the state is safe. It replaces the one before as a whole.
+        """Store the present state of the directory, replacing the previous commit as a whole; return when it is safe.
 
-        Only files whose content has changed travel. What is written meanwhile is not safe, and may be an error.
+        Only files whose content has changed are transferred. Files written meanwhile are not safe, and may cause an
+        error.
 
         Raises:
-            CheckpointError: it cannot be kept: no room, no connection, a link or a device in the directory, or another
-                rank's checkpoint. What was committed before is still there.
+            CheckpointError: it cannot be stored: disk full, no connection, a link or device in the directory, or
+                another rank's checkpoint. The previous commit is unaffected.
         """
         if os.getpid() != self._process:
             raise CheckpointError(f"checkpoint({self._name!r}) cannot be committed by a process forked from its own.")
@@ -74,7 +75,7 @@ class Checkpoint:
         self.commits = self._store.finish()
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
-        """A path in the directory."""
+        """Return a path in the directory."""
         return self.path / name
 
     def __fspath__(self) -> str:
@@ -92,37 +93,37 @@ class Checkpoint:
 
 
 class Worker(Protocol):
-    """What a worker gives its calls."""
+    """The functions of a worker for the checkpoints of its calls."""
 
     def store(self, name: str, rank: int | None) -> Store:
-        """The client's store of that name for the call of this thread.
+        """Return the client's store of that name for the call of this thread.
 
         Raises:
-            CheckpointError: there is no call, or another call has it.
+            CheckpointError: there is no call, or another call uses it.
         """
 
     def directory(self) -> Path:
-        """A new directory of the node."""
+        """Create a new directory on the node."""
 
 
-_worker: Worker | None = None  # None in processes that are no workers
+_worker: Worker | None = None  # None in processes other than workers
 
 
 def checkpoint(name: str | os.PathLike[str], *, rank: int | None = None) -> Checkpoint:
-    """A directory for what a function has to go on with after its node is lost, filled with what was committed last.
+    """Return a directory for state that a function needs after the loss of its node, with the files of the last commit.
 
-    With `@sky.compute(retries=...)`, the run that follows a lost one begins with the last commit.
+    With `@sky.compute(retries=...)`, the run that follows a lost one starts with the last commit.
 
     Args:
-        name: a name ("train"): the client keeps what is committed, for all calls of this name that follow, below
-            `ComputePool(checkpoints=...)`. Or an absolute path, of a volume or another file system that outlives the
-            node: it is kept there, and does not travel to the client. One call at a time uses a checkpoint.
-        rank: in a call on all ranks, None gives each rank a checkpoint of its own. A number gives that rank's to all,
-            and that rank alone may commit. It means nothing in a call on one rank.
+        name: a name ("train"): the client stores its commits below `ComputePool(checkpoints=...)`, for all later calls
+            of this name. Or an absolute path, on a volume or another file system that outlives the node: its commits
+            are stored there, and not transferred to the client. Only one call at a time can use a checkpoint.
+        rank: in a call on all ranks, None selects a separate checkpoint for each rank. A number selects that rank's for
+            all, and only that rank may commit. Ignored in a call on one rank.
 
     Raises:
-        ConfigError: this cannot be a name.
-        CheckpointError: another call uses it, what it holds cannot be read, or no call of a pool runs here.
+        ConfigError: the name is invalid.
+        CheckpointError: another call uses it, its content cannot be read, or no call of a pool runs here.
 
     Examples:
         >>> @sky.compute(retries=3)
@@ -155,24 +156,24 @@ def checkpoint(name: str | os.PathLike[str], *, rank: int | None = None) -> Chec
 
 
 def install(worker: Worker) -> None:
-    """Let `checkpoint` use this worker; called by the runner."""
+    """Make `checkpoint` use this worker; called by the runner."""
     global _worker
     _worker = worker
 
 
 def is_name(text: str) -> bool:
-    """Whether this can be the name of a checkpoint that the client keeps."""
+    """Return whether this can be the name of a checkpoint stored by the client."""
     return _NAME.fullmatch(text) is not None
 
 
 def _directory() -> Path:
-    """A directory that is removed at the end of the call; outside calls, at that of the process."""
+    """Create a directory that is removed at the end of the call, outside calls at the end of the process."""
     path = Path(tempfile.mkdtemp(prefix="skyward-checkpoint-")) if _worker is None else _worker.directory()
     owner = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # a forked child that ends takes nothing from this process
-            shutil.rmtree(path, ignore_errors=True)  # threads that the call has left may still write there
+        if os.getpid() == owner:  # a forked child must not remove its parent's directory
+            shutil.rmtree(path, ignore_errors=True)  # threads left by the call may still write there
 
     if _worker is None:
         atexit.register(remove)
@@ -182,19 +183,19 @@ def _directory() -> Path:
 
 
 def _place(folder: Path, rank: int | None) -> Path:
-    """Where a rank's commits are below a path, in a call on all ranks."""
+    """Return the directory of a rank's commits below a path, in a call on all ranks."""
     own = _own_rank()
     return folder if own is None else folder / f"rank-{own if rank is None else rank}"
 
 
 def _own_rank() -> int | None:
-    """The rank that runs here, in a call that runs on all of them."""
+    """Return the rank of this process in a call that runs on all ranks; else None."""
     place = InstanceInfo.current()
     return place.global_worker_index if place is not None and on_every_rank() else None
 
 
 def _content(name: str, root: Path) -> tuple[dict[str, FileFacts], list[str]]:
-    """The files below a directory, and the directories that are empty."""
+    """Return the files below a directory, and the empty directories."""
     files: dict[str, FileFacts] = {}
     folders = []
     for folder, below, names in os.walk(root):
@@ -216,7 +217,7 @@ def _facts(path: Path) -> FileFacts:
 
 
 def _fill(name: str, root: Path, store: Store, commit: Commit) -> None:
-    """Write what was committed into a directory, and check it."""
+    """Write the files of a commit to a directory, and verify them."""
     for folder in commit.folders:
         (root / folder).mkdir(parents=True)
     for path, facts in commit.files.items():

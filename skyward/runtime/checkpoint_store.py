@@ -1,9 +1,9 @@
-"""The commits of one checkpoint, as a directory holds them: on the client, or on a file system that outlives the node.
+"""The commits of one checkpoint in a directory: on the client, or on a file system that outlives the node.
 
-- `000007/`: the files of commit 7; those that did not change are links to the commit before
-- `000007.json`: written last: path, digest, size and mode of each file. Without it there is no such commit
+- `000007/`: the files of commit 7; unchanged ones are links to those of the previous commit
+- `000007.json`: path, digest, size and mode of each file. Written last: without it the commit does not exist
 
-The last two commits are kept. A writer that is killed leaves a directory without a description, which the next removes.
+The last two commits are kept. A killed writer leaves a directory without a description, which the next writer removes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 
 from skyward.errors import CheckpointError
 
-CHUNK = 1024 * 1024  # bytes of a file that travel, or are copied, at once
+CHUNK = 1024 * 1024  # bytes of a file that are sent or copied at once
 _KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A file of a commit: SHA-256 (hex) of its content, bytes, and whether it may be executed."""
+    """A file of a commit: SHA-256 (hex) of its content, size in bytes, and whether it is executable."""
 
     digest: str
     size: int
@@ -34,12 +34,12 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a checkpoint held when it was committed.
+    """The content of a checkpoint at a commit.
 
     Attributes:
         number: counted from 1; 0 for a checkpoint that was never committed.
-        files: by path, relative and with "/".
-        folders: directories that are empty.
+        files: the files, by relative path with "/".
+        folders: the empty directories.
     """
 
     number: int = 0
@@ -47,16 +47,16 @@ class Commit:
     folders: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `of_json` reads it."""
+        """Return a document for `of_json`."""
         files = {path: [facts.digest, facts.size, facts.executable] for path, facts in self.files.items()}
         return {"number": self.number, "files": files, "folders": list(self.folders)}
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> Commit:
-        """What `to_json` has made.
+        """Return the commit of a document from `to_json`.
 
         Raises:
-            CheckpointError: it names a file outside the checkpoint, or is nothing of the kind.
+            CheckpointError: it names a file outside the checkpoint, or is invalid.
         """
         try:
             files = {
@@ -68,9 +68,9 @@ class Commit:
 
 
 class CheckpointStore:
-    """One checkpoint's directory, which is made by the first commit. One writer at a time uses it.
+    """The directory of one checkpoint, created by the first commit. For one writer at a time.
 
-    Every method raises CheckpointError where the file system refuses.
+    Every method raises CheckpointError on errors of the file system.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,18 +80,18 @@ class CheckpointStore:
         self._missing: list[str] = []
 
     def last(self) -> Commit:
-        """The last commit whose files are all there."""
+        """Return the last complete commit."""
         for number in reversed(self._numbers()):
             try:
                 commit = Commit.of_json(json.loads(self._description(number).read_bytes()))
             except (OSError, ValueError, CheckpointError):
-                continue  # its writer was killed while it described it, and the commit before is the last
+                continue  # its writer was killed while writing the description; the previous commit counts
             if all(_size(self._files(number) / path) == facts.size for path, facts in commit.files.items()):
                 return commit
         return Commit()
 
     def read(self, commit: Commit, path: str, offset: int) -> bytes:
-        """A piece of a file, at most `CHUNK` bytes; empty at its end."""
+        """Return a chunk of a file, at most `CHUNK` bytes; empty at its end."""
         try:
             with (self._files(commit.number) / _checked(path)).open("rb") as file:
                 file.seek(offset)
@@ -100,7 +100,7 @@ class CheckpointStore:
             raise self._problem(f"{path} of commit {commit.number} cannot be read", error) from error
 
     def begin(self, files: Mapping[str, FileFacts], folders: Sequence[str]) -> Sequence[str]:
-        """Begin a commit of these files; the paths of those whose content has to be written, one after the other."""
+        """Begin a commit of these files; return the paths of those to be written, one after the other."""
         last = self.last()
         have = {facts.digest: path for path, facts in last.files.items()}
         try:
@@ -122,7 +122,7 @@ class CheckpointStore:
         return tuple(self._missing)
 
     def write(self, path: str, data: bytes | bytearray | memoryview) -> None:
-        """Append to a file of the commit; the last piece of it may be short, and an empty file has one empty piece."""
+        """Append to a file of the commit; only its last chunk may be short, and an empty file has one empty chunk."""
         draft = self._draft
         if draft is None or not self._missing or path != self._missing[0]:
             raise CheckpointError(f"{path} is not the file that the commit under way expects.")
@@ -137,7 +137,7 @@ class CheckpointStore:
             raise self._problem(f"{path} cannot be written", error) from error
 
     def finish(self) -> int:
-        """End the commit, which counts from now on; its number."""
+        """Finish the commit, which becomes the last one, and return its number."""
         draft, self._draft = self._draft, None
         if draft is None or self._missing:
             raise CheckpointError("A commit has to be begun, and to have all of its files, before it can end.")
@@ -151,19 +151,19 @@ class CheckpointStore:
             _sync_folder(self._folder)
             for number in self._numbers()[:-_KEPT]:
                 self._description(number).unlink()
-                shutil.rmtree(self._files(number), ignore_errors=True)  # without its description it is not a commit
+                shutil.rmtree(self._files(number), ignore_errors=True)  # without its description it is no commit
         except OSError as error:
             raise self._problem("the commit cannot be ended", error) from error
         return draft.number
 
     def discard(self) -> None:
-        """Leave the commit under way, if there is one."""
+        """Abandon the commit in progress, if there is one."""
         if self._writing is not None:
             self._writing.file.close()
         self._draft = self._writing = None
 
     def _clear(self, *, after: int) -> None:
-        """Remove what a writer has left that did not end its commit."""
+        """Remove the files of an unfinished commit."""
         self.discard()
         for found in self._folder.glob("[0-9]*"):
             if found.stem.isdigit() and int(found.stem) > after:
@@ -200,7 +200,7 @@ class _Writing:
         return cls(path, open(path, "xb", opener=_executable if facts.executable else _private), hashlib.sha256())
 
     def append(self, data: bytes | bytearray | memoryview, facts: FileFacts) -> bool:
-        """Whether the file is whole now."""
+        """Write data; return whether the file is complete."""
         self.file.write(data)
         self.hashed.update(data)
         self.size += len(data)
@@ -215,7 +215,7 @@ class _Writing:
 
 
 def _checked(path: str) -> str:
-    """A path below the checkpoint, whoever has sent it."""
+    """Return the path after checking that it is below the checkpoint."""
     parts = PurePosixPath(path).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in path or "/".join(parts) != path:
         raise CheckpointError(f"{path!r} is not a path of a file in a checkpoint.")
@@ -223,10 +223,10 @@ def _checked(path: str) -> str:
 
 
 def _link(source: Path, target: Path, facts: FileFacts) -> None:
-    """Let a file be in this commit as well."""
+    """Add a file of the last commit to this one."""
     try:
         os.link(source, target)
-    except OSError:  # the file system of a volume has no links
+    except OSError:  # the file system of a volume may not support links
         with source.open("rb") as file:
             writing = _Writing.begin(target, facts)
             while not writing.append(file.read(CHUNK), facts):
@@ -234,7 +234,7 @@ def _link(source: Path, target: Path, facts: FileFacts) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone."""
+    """Create a directory and its missing parents, accessible to this user only."""
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -253,7 +253,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(file)
     except OSError:
-        pass  # the file system of a volume cannot, and has what was closed
+        pass  # the file system of a volume may not support it; it has stored closed files
     finally:
         os.close(file)
 

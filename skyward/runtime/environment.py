@@ -1,13 +1,12 @@
-"""Requirements of a function on the process that runs it: variables, preparation, contexts, and whether its ranks form
-one group.
+"""Requirements of a function on the process that runs it: variables, preparation, contexts, and grouped ranks.
 
-Integrations declare it on the client, as attributes of the function, which `functools.wraps` passes on to whatever is
-wrapped around it. The pool sends the variables beside the pickled function. A worker sets them before it unpickles the
-function, so that a module which reads them when it is imported sees them, also one that the user's file imports at its
-top; and it prepares before it unpickles the arguments of a call, which may be models and arrays of the framework.
+Integrations declare them on the client as attributes of the function, which `functools.wraps` copies to its wrappers.
+The pool sends the variables with the pickled function. A worker sets them before it unpickles the function, so that
+modules which read them at import, including those imported by the user's file, see them. It prepares before it
+unpickles the arguments of a call, which may be models and arrays of the framework.
 
-What a decorator sets up at the first call of a function (a process group, say) is entered once per process, is there at
-the next call, and is left when the worker ends.
+A context entered by a decorator at the first call of a function (a process group, say) is entered once per process, is
+still open at the next call, and is exited when the worker ends.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ALL = (_ENV, _COLLECTIVE, _PREPARE, _FRAMEWORKS)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _everywhere: ContextVar[bool] = ContextVar("skyward_everywhere", default=False)
 _at_end: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("skyward_at_end", default=())
-_lock = threading.RLock()  # a context may enter another one
+_lock = threading.RLock()  # reentrant, as a context may enter another one
 _contexts = ExitStack()
 _values: dict[Hashable, object] = {}
 
@@ -50,18 +49,18 @@ def declare(
     prepare: Prepare | None = None,
     framework: str = "",
 ) -> F:
-    """Note on a function what it asks for, beside what a function inside it has asked for.
+    """Declare the requirements of a function, in addition to those of a function inside it.
 
     Args:
-        fn: the function; it is changed and returned.
-        env: variables that are set in the worker before the function is loaded there.
-        collective: its ranks form one group when it is called on every node, so that the loss of one ends the others.
-        prepare: called in the worker before each call, its arguments and what functions inside this one have declared.
-            It may be called again in the same call.
+        fn: the function; it is modified and returned.
+        env: variables to be set in the worker before the function is loaded there.
+        collective: whether its ranks form one group when it is called on every node, so that the loss of one ends all.
+        prepare: called in the worker before each call, before its arguments are loaded and before functions inside this
+            one prepare. It may be called again in the same call.
         framework: the package that it prepares for.
 
     Raises:
-        ConfigError: the function asks for another value of the same variable already.
+        ConfigError: the function already requires another value of the same variable.
     """
     known = declared_env(fn)
     for name, value in env.items():
@@ -80,24 +79,24 @@ def declare(
 
 
 def declared_env(fn: Callable[..., Any]) -> Mapping[str, str]:
-    """The variables that a function asks for."""
+    """Return the variables that a function requires."""
     env: Mapping[str, str] = getattr(fn, _ENV, _NOTHING)
     return env
 
 
 def declared_frameworks(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The packages that a function is decorated for."""
+    """Return the packages that a function is decorated for."""
     frameworks: tuple[str, ...] = getattr(fn, _FRAMEWORKS, ())
     return frameworks
 
 
 def is_collective(fn: Callable[..., Any]) -> bool:
-    """Whether the ranks of a function form one group when it is called on every node."""
+    """Return whether the ranks of a function form one group when it is called on every node."""
     return getattr(fn, _COLLECTIVE, False) is True
 
 
 def same(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what another does, to declare for it what the other has not."""
+    """Return a function that calls this one, to hold declarations that this one does not have."""
 
     @functools.wraps(fn)
     def around(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +106,7 @@ def same(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """What was wrapped around a function, asking for the same even if its author did not use `functools.wraps`."""
+    """Return a function's wrapper with the function's declarations, even if it was made without `functools.wraps`."""
     lost = {name: getattr(fn, name) for name in _ALL if hasattr(fn, name) and not hasattr(wrapper, name)}
     if lost:
         wrapper = same(wrapper)
@@ -119,9 +118,9 @@ def carry(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., 
 
 
 def conflict(env: Mapping[str, str]) -> str | None:
-    """Why this process cannot give a function the variables it asks for any more, None where it can.
+    """Return why this process can no longer set the variables that a function requires; None if it can.
 
-    A variable that a module reads when it is imported comes too late once the module is there.
+    A variable that a module reads at its import cannot be set once the module is loaded.
     """
     for name, value in env.items():
         module_name, in_use = _READ_AT_IMPORT.get(name, ("", _nothing))
@@ -140,7 +139,7 @@ def _nothing(_module: ModuleType) -> str | None:
     return None
 
 
-# variable -> the module that reads it when it is imported, and what tells the value that module has read
+# variable -> the module that reads it at its import, and a function returning the value that it has read
 _READ_AT_IMPORT: Mapping[str, tuple[str, Callable[[ModuleType], str | None]]] = {
     "KERAS_BACKEND": ("keras", _keras_backend),
 }
@@ -152,7 +151,7 @@ def apply(env: Mapping[str, str]) -> None:
 
 
 def prepare(fn: Callable[..., Any]) -> None:
-    """Make this process ready for a call of the function, as it has declared."""
+    """Run the preparations declared by the function in this process."""
     declared: tuple[Prepare, ...] = getattr(fn, _PREPARE, ())
     if declared and (place := InstanceInfo.current()) is not None:
         for each in declared:
@@ -160,12 +159,12 @@ def prepare(fn: Callable[..., Any]) -> None:
 
 
 def begin_call(*, everywhere: bool) -> None:
-    """Say of the call that begins in this thread whether it was made with `@`. For the runner, as `end_call` is."""
+    """Record whether the call that begins in this thread was made with `@`. For the runner, as is `end_call`."""
     _everywhere.set(everywhere)
 
 
 def end_call() -> None:
-    """Say that the call has ended, its result included: what was to be done then is done, the last first."""
+    """Record that the call and its result are finished, and run the `at_end` actions in reverse order."""
     _everywhere.set(False)
     if restores := _at_end.get():
         for restore in reversed(restores):
@@ -174,24 +173,24 @@ def end_call() -> None:
 
 
 def at_end(restore: Callable[[], object]) -> None:
-    """Have something done at the end of the call that runs here, unless it is to be done already. It must not fail."""
+    """Register an action for the end of the current call, unless it is registered already. It must not raise."""
     if restore not in _at_end.get():
         _at_end.set((*_at_end.get(), restore))
 
 
 def on_every_rank() -> bool:
-    """Whether the call that runs here runs on all ranks of the pool; False outside calls."""
+    """Return whether the current call runs on all ranks of the pool; False outside calls."""
     return _everywhere.get()
 
 
 def require_every_rank(name: str) -> None:
-    """Refuse a call that runs on one rank only, of several that would wait for each other in it.
+    """Check that a call runs on all ranks, which would otherwise wait for each other.
 
     Args:
-        name: what the error calls the framework that connects them.
+        name: name of the framework that connects them, for the error.
 
     Raises:
-        PluginError: as said.
+        PluginError: it runs on only one of several ranks.
     """
     place = InstanceInfo.current()
     if place is not None and place.total_workers > 1 and not on_every_rank():
@@ -202,17 +201,17 @@ def require_every_rank(name: str) -> None:
 
 
 def enter_context(key: Hashable, make: Callable[[], AbstractContextManager[T]]) -> T:
-    """Enter a context unless that has been done in this process; other threads wait until it has.
+    """Enter a context once per process; other threads wait until it has been entered.
 
     Args:
-        key: what the context is known by.
-        make: makes the context manager; not called when the context is open already.
+        key: identifies the context.
+        make: creates the context manager; not called if the context is already open.
 
     Returns:
-        What the context manager gave when it was entered.
+        The value that the context manager returned when it was entered.
 
     Raises:
-        Whatever entering it raises: it is then not open, and the next call tries again.
+        Any exception from entering it: it is then not open, and the next call tries again.
     """
     with _lock:
         if key not in _values:
@@ -221,10 +220,10 @@ def enter_context(key: Hashable, make: Callable[[], AbstractContextManager[T]]) 
 
 
 def leave_contexts() -> None:
-    """Leave all contexts, the last entered first; called by the runner when the worker ends.
+    """Exit all contexts in reverse order; called by the runner when the worker ends.
 
     Raises:
-        The first error of a context that failed to leave; all have been left.
+        The error of a context that failed to exit, after all have been exited.
     """
     with _lock:
         _values.clear()

@@ -1,7 +1,8 @@
-"""Masks secrets in what is printed: each value of `secrets=` that has at least four characters becomes `***`.
+"""Masking of secrets in output: each value of `secrets=` that has at least four characters becomes `***`.
 
-A value of several lines is masked line by line, as lines are what output is made of. So are its usual encodings: quoted
-for a URL, escaped as in JSON and `repr`, and, of values of eight characters and more, in base64 and hexadecimal.
+A value of several lines is masked line by line, as output consists of lines. Its usual encodings are masked, too:
+quoted for a URL, escaped as in JSON and `repr`, and, for values of eight characters and more, in base64 and
+hexadecimal.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
-SHORTEST = 4  # characters; shorter values would mask words and numbers that are none
-_ENCODED = 8  # characters; pieces of shorter values in base64 or hexadecimal are found where they are not meant
+SHORTEST = 4  # characters; shorter values would mask unrelated words and numbers
+_ENCODED = 8  # characters; shorter values in base64 or hexadecimal would match by chance
 MASK = "***"
 
 
 class Masks:
-    """The values to be masked. Without any it is false, and changes nothing."""
+    """The values to be masked. Without values it is false, and masks nothing."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         lines = {line.strip() for value in values for line in value.splitlines()}
@@ -30,13 +31,14 @@ class Masks:
         return self._pattern is not None
 
     def conceal(self, text: str) -> str:
-        """The text with all values masked."""
+        """Return the text with all values masked."""
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
     def split(self, text: str) -> tuple[str, str]:
-        """What of a string can be shown now, masked, and its end as it is, which may be the beginning of a value.
+        """Return the part of a text that can be shown now, masked, and the rest, which may be the beginning of a value.
 
-        That end is to be put before what follows it, and to be concealed where nothing does. A whole line has none.
+        The rest is unmasked: prepend it to the next text, or conceal it if there is none. It is empty for a complete
+        line.
         """
         if self._pattern is None:
             return text, ""
@@ -48,34 +50,34 @@ class Masks:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """How else a value is often written."""
+    """Yield the other common forms of a value."""
     data = value.encode("utf-8", "surrogateescape")
     yield from (quote(data, safe=""), quote(data), quote_plus(data), json.dumps(value)[1:-1], repr(value)[1:-1])
     if len(value) < _ENCODED:
         return
     yield from (data.hex(), data.hex().upper())
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for before in range(3):  # bytes of a group of three that stand before it, as in "user:value"
+        for before in range(3):  # number of preceding bytes in a group of three, as in "user:value"
             text = encode(b"\0" * before + data).decode()
-            yield text[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]  # the characters that it alone decides
+            yield text[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]  # those determined by the value alone
 
 
-current: Masks | None = None  # those of this process; None where there is nothing to mask
+current: Masks | None = None  # masks of this process; None if there is nothing to mask
 
 
 def use(values: Iterable[str]) -> None:
-    """Mask these values in what this process prints from now on."""
+    """Mask these values in the output of this process from now on."""
     global current
     current = Masks(values) or None
 
 
 def conceal(text: str) -> str:
-    """A string with this process's secrets masked."""
+    """Return a string with this process's secrets masked."""
     return text if current is None else current.conceal(text)
 
 
 def _begun(value: str, text: str) -> int:
-    """Where the beginning of a value begins that a string ends with, but not all of it; the text's end without."""
+    """Return where an incomplete value at the end of a text begins; the text's length if there is none."""
     start = max(0, len(text) - len(value) + 1)
     while (start := text.find(value[0], start)) >= 0:
         if value.startswith(text[start:]):

@@ -1,13 +1,13 @@
-"""What user code prints: every text goes to the task that printed it, in whole lines, unless muted.
+"""Output of user code: each text is passed on by task, in whole lines, unless muted.
 
-A worker's `sys.stdout` and `sys.stderr` are streams of this module. Task and muting are found in the context of the
-printing code, never in process-wide state, so that calls in threads of one worker do not mix. Only what Python code
-prints passes here: bytes that subprocesses, C code or NCCL write to descriptors 1 and 2 do not, and are neither muted
-nor told apart by task.
+A worker's `sys.stdout` and `sys.stderr` are streams of this module. Task and muting are stored in the context of the
+printing code, never in process-wide state, so that calls in threads of one worker do not mix. Only output of Python
+code is handled: bytes that subprocesses, C code or NCCL write to descriptors 1 and 2 are neither muted nor assigned to
+a task.
 
-`@sky.stdout`, `@sky.stderr` and `@sky.silent` say which nodes of a pool may print; they go below `@sky.compute`. Muting
-is per call: it covers what is printed while the call (or the generator's own body) runs, in its thread and in threads
-it starts while it is the worker's only task.
+`@sky.stdout`, `@sky.stderr` and `@sky.silent` select the nodes of a pool that may print; they go below `@sky.compute`.
+Muting is per call: it covers output while the call (or the generator's own body) runs, in its thread and in threads it
+starts while it is the worker's only task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ StreamName = Literal["stdout", "stderr"]
 P = ParamSpec("P")
 R = TypeVar("R")
 Only = Literal["head"] | Callable[[InstanceInfo], bool]
-LONGEST_PART = 64 * 1024  # characters of an unfinished line that are held back before they are passed on
+LONGEST_PART = 64 * 1024  # characters of an unfinished line after which it is passed on
 _DESCRIPTOR: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _NEW_DECODER = codecs.getincrementaldecoder("utf-8")
 
@@ -45,10 +45,10 @@ _NEW_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 def stdout(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let only some workers print to standard output; on the others what the function prints is dropped.
+    """Let only some workers print to standard output; on the others the function's output is dropped.
 
     Args:
-        only: "head" for the head alone, or a predicate over `InstanceInfo`, asked at every call.
+        only: "head" for the head only, or a predicate over `InstanceInfo`, evaluated at every call.
 
     Raises:
         ConfigError: `only` is neither.
@@ -62,7 +62,7 @@ def stderr(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def silent(fn: Callable[P, R]) -> Callable[P, R]:
-    """Drop what the function prints to standard output and standard error, on every node. Used without parentheses."""
+    """Drop the function's output to standard output and standard error, on every node. Used without parentheses."""
     if not callable(fn):
         raise ConfigError(f"@sky.silent decorates a function and takes no arguments; found {fn!r}.")
     return _mutable(fn, _nowhere, frozenset(("stdout", "stderr")))
@@ -100,7 +100,7 @@ def _mutable(
 ) -> Callable[P, R]:
     if hasattr(fn, "local") and hasattr(fn, "fn"):  # a compute function: calling it runs nothing, so nothing is muted
         raise ConfigError(f"Output decorators go below @sky.compute, next to the function; found one on {fn!r}.")
-    # The wrappers travel to the workers by value: they may name functions of this module, but no state of it.
+    # The wrappers are sent to the workers by value: they may refer to functions of this module, but not to its state.
     if inspect.isgeneratorfunction(fn):
 
         @functools.wraps(fn)
@@ -124,19 +124,19 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> R:
-    """Run `fn`, its output dropped where this worker may not print; off-pool, as if it were not decorated."""
+    """Run `fn`, dropping its output if this worker may not print; outside a pool, as if it were not decorated."""
     info = InstanceInfo.current()
     if info is None or may_print(info):
         return fn(*args, **kwargs)
     with muted(streams):
         result = fn(*args, **kwargs)
     if isinstance(result, GeneratorType):
-        return muted_steps(result, streams)  # type: ignore[return-value] # a generator in the place of a generator
+        return muted_steps(result, streams)  # type: ignore[return-value] # a generator replaces a generator
     return result
 
 
 def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) -> Generator[Any, Any, Any]:
-    """Iterate a generator, muted while its own body runs and only then."""
+    """Iterate over a generator, muted only while its own body runs."""
     step: Callable[[], Any] = functools.partial(body.send, None)
     while True:
         with muted(streams):
@@ -150,7 +150,7 @@ def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) 
             with muted(streams):
                 body.close()
             raise
-        except BaseException as error:  # whatever the iterating code throws in belongs to the body
+        except BaseException as error:  # exceptions thrown in by the iterating code are passed to the body
             step = functools.partial(body.throw, error)
         else:
             step = functools.partial(body.send, sent)
@@ -160,34 +160,33 @@ def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) 
 
 
 class Sink(Protocol):
-    """Where a worker's output goes. Called in the printing thread, from many threads at once: it must not raise."""
+    """The destination of a worker's output. Called in the printing threads, many at once: it must not raise."""
 
     def keep(self, task: int | None, stream: StreamName, text: str, /) -> None:
-        """Take text as soon as a task has printed it; `write` takes it again once its line is whole."""
+        """Store text as soon as a task has printed it; `write` is called with it again when its line is complete."""
         ...
 
     def write(self, task: int | None, stream: StreamName, text: str, /) -> None:
-        """Take text a task has printed; task None is output of no task.
+        """Pass on text printed by a task; task None is output of no task.
 
         The text is one or more whole lines; without a newline at its end it is a flushed or overlong part of a line.
-        No text ends what a task has sent to a stream, if a part of a line was among it.
-        It must not print.
+        Empty text ends a task's output to a stream, if it contained a part of a line. Must not print.
         """
         ...
 
 
 class _Task:
-    """What a running task has printed but not finished, and how many of its calls are muted at this moment."""
+    """Unfinished output of a running task, and the number of its calls that are muted now."""
 
     __slots__ = ("begun", "decoders", "held", "id", "muted", "parts")
 
     def __init__(self, number: int | None) -> None:
         self.id = number
         self.parts: dict[tuple[StreamName, int], str] = {}  # by stream and thread: threads never share a line
-        self.held: dict[tuple[StreamName, int], str] = {}  # what may be the beginning of a secret
+        self.held: dict[tuple[StreamName, int], str] = {}  # text that may be the beginning of a secret
         self.decoders: dict[tuple[StreamName, int], codecs.IncrementalDecoder] = {}
         self.muted: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
-        self.begun: dict[StreamName, bool] = {}  # streams that were sent a part of a line: whether it still is a part
+        self.begun: dict[StreamName, bool] = {}  # streams that were sent a part of a line: whether it is unfinished
 
 
 class _Scope(NamedTuple):
@@ -199,16 +198,16 @@ _NOBODY = _Task(None)
 _OUTSIDE = _Scope(None, frozenset())
 _scope: ContextVar[_Scope] = ContextVar("skyward_output", default=_OUTSIDE)
 _lock = threading.Lock()
-_running: dict[int, _Task] = {}  # by thread: an entry that an interrupt left behind goes with the thread's next task
-_lone = _NOBODY  # the task that runs, when exactly one does: threads that user code starts carry no context
+_running: dict[int, _Task] = {}  # by thread: an entry left behind by an interrupt is replaced by the thread's next task
+_lone = _NOBODY  # the running task if there is exactly one: threads started by user code have no context
 _streams: dict[StreamName, TaskStream] = {}
 
 
 def install(sink: Sink) -> Callable[[], None]:
-    """Put task streams in the place of `sys.stdout` and `sys.stderr`; the returned function takes that back.
+    """Replace `sys.stdout` and `sys.stderr` by task streams; the returned function restores them.
 
-    A process forked from this one (multiprocessing, data loaders) writes to its own descriptors; what was muted where
-    it was forked stays muted in it.
+    A process forked from this one (multiprocessing, data loaders) writes to its own descriptors; what was muted at the
+    fork stays muted in it.
     """
     before = sys.stdout, sys.stderr
     _streams["stdout"], _streams["stderr"] = TaskStream("stdout", sink), TaskStream("stderr", sink)
@@ -224,7 +223,7 @@ def install(sink: Sink) -> Callable[[], None]:
 
 
 class TaskStream(io.TextIOBase):
-    """A text stream that hands what is written to a sink, by task and in whole lines, and drops what is muted."""
+    """A text stream that passes text to a sink by task and in whole lines, and drops what is muted."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -256,7 +255,7 @@ class TaskStream(io.TextIOBase):
         return length
 
     def _take(self, task: _Task, key: tuple[StreamName, int], text: str) -> None:
-        """Keep a string at once, and pass its whole lines on."""
+        """Store a string at once, and pass on its whole lines."""
         if not text:
             return
         self._sink.keep(task.id, self._stream, text)
@@ -264,7 +263,7 @@ class TaskStream(io.TextIOBase):
         end = text.rfind("\n") + 1
         if end:
             self._sink.write(task.id, self._stream, part + text[:end])
-            if task.begun or "\r" in part or "\r" in text:  # of progress the client shows the last state when it ends
+            if task.begun or "\r" in part or "\r" in text:  # the client shows the final state of a progress line
                 task.begun[self._stream] = False
             part = text[end:]
         else:
@@ -276,7 +275,7 @@ class TaskStream(io.TextIOBase):
             task.parts[key] = part
 
     def release(self, task: _Task, key: tuple[StreamName, int]) -> None:
-        """Take what was held back, since it is not the beginning of a secret, or nothing follows."""
+        """Pass on text that was held back, as it is not the beginning of a secret or nothing follows."""
         self._take(task, key, masking.conceal(task.held.pop(key, "")))
 
     def flush(self) -> None:
@@ -284,13 +283,13 @@ class TaskStream(io.TextIOBase):
         self.pass_on(task, (self._stream, get_ident()))
 
     def pass_on(self, task: _Task, key: tuple[StreamName, int]) -> None:
-        """Send an unfinished line on its way."""
+        """Send an unfinished line."""
         if part := task.parts.pop(key, ""):
             self._sink.write(task.id, self._stream, part)
             task.begun[self._stream] = True
 
     def end(self, task: _Task) -> None:
-        """The task is over: end the line it has begun, and say that no more comes to what was sent in parts."""
+        """Finish a task's output: end the line it has begun, and report the end of output that was sent in parts."""
         for key in [key for key in task.parts if key[0] == self._stream]:
             self.pass_on(task, key)
         if self._stream in task.begun:
@@ -300,7 +299,7 @@ class TaskStream(io.TextIOBase):
             self._sink.write(task.id, self._stream, "")
 
     def become_descriptor(self) -> None:
-        """Write to the process's own descriptor from now on: in a forked child nobody serves the sink."""
+        """Write to the process's own descriptor from now on: in a forked child the sink does not work."""
         self._sink = _DescriptorSink()
 
     def writable(self) -> bool:
@@ -310,22 +309,22 @@ class TaskStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The process's own descriptor, for subprocesses and the like; what they write to it is not muted."""
+        """Return the process's own descriptor, for subprocesses and the like, whose output is not muted."""
         return _DESCRIPTOR[self._stream]
 
     def reconfigure(self, **_settings: object) -> None:
-        """Accepted for the sake of code that sets an encoding or line buffering; this stream is UTF-8 and by line."""
+        """Do nothing, for code that sets encoding or line buffering; this stream is line-buffered UTF-8."""
 
     def close(self) -> None:
         """Flush; a process's standard streams stay open."""
         self.flush()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _standard, (self._stream,)  # a value that holds sys.stdout comes back holding the other side's
+        return _standard, (self._stream,)  # a value that refers to sys.stdout is unpickled with the other side's
 
 
 class _ByteSide(io.BufferedIOBase):
-    """The `.buffer` of a stream: takes UTF-8, also when a character's bytes come in two writes."""
+    """The `.buffer` of a stream: accepts UTF-8, even if a character's bytes are split over two writes."""
 
     def __init__(self, text: TaskStream, stream: StreamName) -> None:
         self._text = text
@@ -353,10 +352,10 @@ class _ByteSide(io.BufferedIOBase):
 
 
 class _DescriptorSink:
-    """Writes straight to descriptors 1 and 2, without any lock a fork could have left closed."""
+    """Writes directly to descriptors 1 and 2, without locks that may be held at a fork."""
 
     def keep(self, _task: int | None, _stream: StreamName, _text: str, /) -> None:
-        return  # the agent keeps what comes through the descriptors
+        return  # the agent stores output of the descriptors
 
     def write(self, _task: int | None, stream: StreamName, text: str, /) -> None:
         data = text.encode("utf-8", "replace")
@@ -371,11 +370,11 @@ def _standard(stream: StreamName) -> TextIO:
 # tasks ----------------------------------------------------------------------------------------------------------------
 
 
-class task_output:  # noqa: N801 - a context manager; of a class, since contextlib's write to exceptions that pass
-    """Take what this thread prints for the output of task `number`; at the end, unfinished lines are passed on.
+class task_output:  # noqa: N801 - a context manager; a class, since contextlib's modify passing exceptions
+    """Assign this thread's output to task `number`; at the end, unfinished lines are passed on.
 
-    Threads that user code starts have no context. Their output counts as this task's, and is muted when it is muted,
-    while no other task runs in the process; while others do, it counts as nobody's.
+    Threads started by user code have no context. Their output is assigned to this task, and muted with it, while no
+    other task runs in the process; otherwise it is assigned to no task.
     """
 
     def __init__(self, number: int) -> None:
@@ -391,8 +390,8 @@ class task_output:  # noqa: N801 - a context manager; of a class, since contextl
         _finish(self._task)
 
 
-class muted:  # noqa: N801 - as above: a frozen exception cannot pass a generator's (python/cpython#99856)
-    """Drop what the calling code prints to these streams; other threads' and tasks' output is untouched."""
+class muted:  # noqa: N801 - as above: a frozen exception cannot pass a generator-based one (python/cpython#99856)
+    """Drop the calling code's output to these streams; output of other threads and tasks is unaffected."""
 
     def __init__(self, streams: frozenset[StreamName]) -> None:
         self._streams = streams
@@ -408,7 +407,7 @@ class muted:  # noqa: N801 - as above: a frozen exception cannot pass a generato
 
 
 def standard_error() -> tuple[int | None, bool]:
-    """The task that the calling code belongs to, and whether what it prints to standard error is muted."""
+    """Return the task that the calling code belongs to, and whether its standard error is muted."""
     task, muted = _scope.get()
     if task is None:
         return _lone.id, "stderr" in muted or _lone.muted["stderr"] > 0
@@ -449,7 +448,7 @@ def _after_fork() -> None:
     global _lock, _lone
     _lock = threading.Lock()  # another thread may have held it at the fork
     _lone = _scope.get().task or _lone
-    _running.clear()  # the parent's; so are the lines it has begun
+    _running.clear()  # these belong to the parent, as do its unfinished lines
     _lone.parts.clear()
     _lone.held.clear()
     for stream in _streams.values():

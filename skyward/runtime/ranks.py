@@ -1,9 +1,8 @@
-"""The place of this process among the ranks of its pool: `sky.instance_info()`, `gather` with the others, `.local`.
+"""The place of this process among the ranks of its pool: `sky.instance_info()`, `gather`, `.local`.
 
-`gather` works inside hooks and inside calls made with `@`. It is for what ranks must agree on before a framework
-connects them (an address, a port, who can reach whom), not for data. It needs no network between the nodes: values
-travel over the connections that the pool has anyway. `.local` runs a function in the process that calls it, which then
-has the place of a pool's only node.
+`gather` works inside hooks and inside calls made with `@`. It is for values that ranks must agree on before a framework
+connects them (an address, a port, who can reach whom), not for data. It needs no network between the nodes: values are
+sent over the pool's own connections. `.local` runs a function in the calling process, as if on the only node of a pool.
 """
 
 from __future__ import annotations
@@ -21,40 +20,40 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _JOB = "local"
 GatherClient = Callable[[Any, str, "float | None"], list[Any]]
-_client: GatherClient | None = None  # the worker's; None in processes that are no workers
+_client: GatherClient | None = None  # the worker's; None in processes other than workers
 
 
 def instance_info() -> InstanceInfo | None:
-    """Tell this process's place in the pool: node, rank, head address, peers.
+    """Return this process's place in the pool: node, rank, head address, peers.
 
     Returns:
-        The place, read from the environment that the pool gave this worker; None outside a pool.
+        The place, read from the environment that the pool has set for this worker; None outside a pool.
         In a run by `.local` it is that of the only node of a pool.
 
     Raises:
-        ConfigError: `COMPUTE_POOL` is set, but not to a document a pool has made.
+        ConfigError: `COMPUTE_POOL` is set, but not to a document created by a pool.
     """
     return InstanceInfo.current()
 
 
 def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any]:
-    """Give `value` to all ranks and take theirs. Every rank calls it, in the same order, with the same `name`.
+    """Send `value` to all ranks and return theirs. Every rank must call it, in the same order, with the same `name`.
 
     Args:
-        value: anything that can be pickled; small, since every rank gets all of them by way of the client.
-        name: what errors call this gather, such as "torch: address".
-        timeout_s: how long the first rank to come waits for the last. None for what is left of the pool's
-            `provision_timeout` while plugins are set up, 60 s in a call.
+        value: anything that can be pickled; small, since every rank receives all of them through the client.
+        name: name of this gather in errors, such as "torch: address".
+        timeout_s: how long the first rank waits for the last. None for the rest of the pool's `provision_timeout` while
+            plugins are set up, 60 s in a call.
 
     Returns:
         The values in the order of the ranks. With one rank, and outside a pool, `[value]`, at once.
 
     Raises:
-        PluginError: a rank did not come in time, ended or failed meanwhile, or gathers something else: it is named.
-            At once where not all ranks take part: in a call that runs on one rank only, in a process or at a time
-            that belongs to no call.
+        PluginError: a rank did not call it in time, ended or failed meanwhile, or gathers something else; the error
+            names it. Raised at once if not all ranks take part: in a call that runs on one rank only, in a process or
+            at a time that belongs to no call.
         SerializationError: `value` cannot be pickled.
-        ConfigError: `name` or `timeout_s` is not what it should be.
+        ConfigError: `name` or `timeout_s` is invalid.
     """
     called: object = name
     if not isinstance(called, str) or not called:
@@ -73,13 +72,13 @@ def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any
 
 
 def install_gather(client: GatherClient) -> None:
-    """Let `gather` use this worker's connection; called by the runner."""
+    """Make `gather` use this worker's connection; called by the runner."""
     global _client
     _client = client
 
 
 def locally(fn: Callable[P, R]) -> Callable[P, R]:
-    """The function as an ordinary one that finds itself on the only node of a pool, where it has no place already."""
+    """Return a function that runs `fn` here as on the only node of a pool, unless this process already has a place."""
 
     @functools.wraps(fn)
     def local(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -95,7 +94,7 @@ def locally(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _steps(body: Generator[Any, Any, Any], context: Context) -> Generator[Any, Any, Any]:
-    """Iterate a generator whose own code, and only that, runs in the context."""
+    """Iterate over a generator, running only its own code in the context."""
     sent = None
     try:
         while True:
@@ -109,7 +108,7 @@ def _steps(body: Generator[Any, Any, Any], context: Context) -> Generator[Any, A
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
-    """What a coroutine returns, in an event loop of its own."""
-    import asyncio  # slow to import, and few need it
+    """Run a coroutine in a new event loop and return its result."""
+    import asyncio  # slow to import, and rarely needed
 
     return asyncio.run(coroutine)

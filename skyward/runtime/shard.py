@@ -1,6 +1,6 @@
-"""`sky.shard`: each worker's part of data that all of them have, aligned over several arguments.
+"""`sky.shard`: each worker's part of data that all workers have, aligned over several arguments.
 
-No framework is imported here: what a value is, is read off its class, and its module is there because the value is.
+No framework is imported here: the kind of a value is determined from its class, whose module is loaded already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skyward.model.instance import InstanceInfo
 T = TypeVar("T")
 U = TypeVar("U")
 Ts = TypeVarTuple("Ts")
-Rows: TypeAlias = "slice | array[int]"  # a stride or block of the data as it lies, or row numbers out of order
+Rows: TypeAlias = "slice | array[int]"  # a stride or block of the data in order, or permuted row numbers
 
 
 @overload
@@ -49,29 +49,29 @@ def shard(  # type: ignore[misc] # mypy does not see that any arguments include 
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> Any:
-    """Take this worker's part of the data; row i of every argument stays row i of the others.
+    """Return this worker's part of the data; the rows of all arguments stay aligned.
 
-    Lists, tuples and ranges give their own kind, as do numpy arrays (memory maps included), torch tensors (on their
-    own device), other arrays with a `shape`, pandas objects (by position) and Hugging Face data sets (by
-    `select`). Other sequences give lists. Arrays and tensors are views of the original unless `shuffle` is set; a
+    Lists, tuples and ranges result in values of the same type, as do numpy arrays (memory maps included), torch tensors
+    (on the same device), other arrays with a `shape`, pandas objects (by position) and Hugging Face data sets (by
+    `select`). Other sequences result in lists. Arrays and tensors are views of the original unless `shuffle` is set; a
     shuffled range is a list.
 
     Args:
         data: one or more collections of equal length.
         shuffle: permute the rows first, in the same way on every worker.
-        seed: which permutation; the same seed gives the same one everywhere.
-        drop_last: give every worker a block of `rows // workers` neighbouring rows and leave the rest out, so that all
-            parts are equally long. Otherwise worker k takes rows k, k + workers, k + 2 * workers, ...
-        node: index of the part to take; None for this worker's rank, 0 outside a pool.
+        seed: seed of the permutation; the same seed results in the same one everywhere.
+        drop_last: assign to every worker a block of `rows // workers` consecutive rows and omit the rest, so that all
+            parts are equally long. Otherwise worker k gets rows k, k + workers, k + 2 * workers, ...
+        node: index of the part; None for this worker's rank, 0 outside a pool.
         total_nodes: number of parts; None for the number of workers in the pool, 1 outside. With one worker per node,
             the default, rank and workers are node and nodes.
 
     Returns:
-        The part: of one argument as it is, of several as a tuple.
+        The part: for one argument itself, for several a tuple.
 
     Raises:
-        ConfigError: (a ValueError) no argument, unequal lengths, or `node` not one of the parts.
-        TypeError: an argument has no rows to number: text, bytes, a mapping, a set, a scalar.
+        ConfigError: (a ValueError) no argument, unequal lengths, or `node` out of range.
+        TypeError: an argument has no numbered rows: text, bytes, a mapping, a set, a scalar.
     """
     if not data:
         raise ConfigError("shard() needs at least one collection, as in sky.shard(x, y); it was called with none.")
@@ -160,7 +160,7 @@ def _take(data: Any, rows: Rows, length: int) -> Any:
 
 
 def _is(data: object, package: str, name: str) -> bool:
-    """Whether a class of that name and top-level package is among the value's classes; subclasses count."""
+    """Return whether the value is an instance of a class of that name and top-level package."""
     return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(data).__mro__)
 
 

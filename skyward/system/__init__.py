@@ -1,8 +1,8 @@
 """The standard library's time, threads, locks, queues and sockets, imported from one place.
 
 In production these names are the standard library itself. A simulation of a pool replaces this package before it
-imports anything else of skyward, and so decides when time passes, which thread runs next and what a socket does.
-For that, `pool`, `runner`, `wire` and `providers` do not import these modules themselves; a test forbids it.
+imports any other module of skyward, and so controls the time, the scheduling of threads and the behaviour of sockets.
+For that, `_pool`, `runner`, `wire` and `providers` do not import these modules themselves; a test enforces it.
 """
 
 import select as select

@@ -1,4 +1,4 @@
-"""The standard library's futures and thread pools, apart from the rest because their import takes milliseconds."""
+"""The standard library's futures and thread pools, in a separate module because their import takes milliseconds."""
 
 from concurrent.futures import FIRST_EXCEPTION as FIRST_EXCEPTION
 from concurrent.futures import Future as Future

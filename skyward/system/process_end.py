@@ -1,6 +1,6 @@
-"""The end of this process: signals that ask for it, and actions that are put off to a thread of their own.
+"""The end of this process: termination signals, and actions deferred to a separate thread.
 
-A simulation replaces this module too: the processes it simulates are not real ones.
+A simulation replaces this module, too, since its processes are not real ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _registered = False
 
 
 def on_signals(numbers: Iterable[int], action: Callable[[int], object]) -> None:
-    """Have something done at each of these signals, in a thread of its own, at once. Called in the main thread, once.
+    """Call `action` at each of these signals, at once, in a thread of its own. To be called once, in the main thread.
 
-    A handler of Python's runs in the main thread, between two of its instructions. One that comes while that thread is
-    giving the interpreter's lock away, on its way into a wait, is noted, and runs when the wait is over: with several
-    busy threads that was one SIGTERM in five. What the interpreter writes to a descriptor, in the signal itself, is not
-    late.
+    A Python signal handler runs in the main thread, between two instructions. If the signal arrives while that thread
+    is releasing the interpreter lock before a wait, the handler runs only after the wait: with several busy threads
+    that was one SIGTERM in five. The interpreter's write to a descriptor, in the signal itself, is not delayed.
     """
     near, far = socket.socketpair()
     far.setblocking(False)
@@ -35,7 +34,7 @@ def on_signals(numbers: Iterable[int], action: Callable[[int], object]) -> None:
         signal.signal(number, lambda *_: None)
 
     def hear() -> None:
-        with far:  # kept open for as long as signals may come
+        with far:  # kept open as long as signals may arrive
             while heard := near.recv(1):
                 action(heard[0])
 
@@ -43,17 +42,17 @@ def on_signals(numbers: Iterable[int], action: Callable[[int], object]) -> None:
 
 
 def before_end(action: Callable[[], None]) -> None:
-    """Have `action` called when the program has ended in order: by its main thread, while threads can be started.
+    """Call `action` when the program has ended regularly: in its main thread, while threads can be started.
 
-    `atexit` is too late for that: Python then starts no thread (3.12) and runs nothing in thread pools (3.9).
-    Also makes `soon` ready. Only the first call of a process has an effect.
+    `atexit` is too late for that: by then Python starts no threads (3.12) and runs nothing in thread pools (3.9). Also
+    enables `soon`. Only the first call in a process has an effect.
     """
     global _registered, _thread
     if _thread is None:
         _thread = threading.Thread(target=_run, name="skyward-later", daemon=True)
         _thread.start()
     if not _registered:
-        import_module("concurrent.futures.thread")  # registers the end of its threads, which is to come after this
+        import_module("concurrent.futures.thread")  # registers the end of its threads, which must come after this
         _registered = True
         threading._register_atexit(action)  # type: ignore[attr-defined]  # as concurrent.futures itself does
 
@@ -66,7 +65,7 @@ def soon(action: Callable[[], None]) -> None:
 def wait_for_threads() -> None:
     """Wait, in the main thread, for the program's other threads, as Python does before it ends.
 
-    Threads of `concurrent.futures` are not waited for: they end when they are told to, after this.
+    Threads of `concurrent.futures` are not waited for: they are told to end after this.
     """
     from concurrent.futures.thread import _threads_queues
 
@@ -77,22 +76,22 @@ def wait_for_threads() -> None:
 
 
 def end(status: int) -> None:
-    """End the process now, as Python does it, but for threads that have not ended; for `before_end`'s action."""
+    """End the process now like Python, without waiting for threads; for `before_end`'s action."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            pass  # it is closed, as a terminal is after SIGHUP
+            pass  # it is closed, like a terminal after SIGHUP
     os._exit(status)
 
 
 def end_in(patience_s: float, status: int) -> None:
-    """`end` the process unless its threads end by themselves; for `before_end`'s action."""
+    """Call `end` after `patience_s` unless the threads end before; for `before_end`'s action."""
     timer = threading.Timer(patience_s, end, (status,))
     timer.daemon = True
     timer.start()
-    atexit.register(timer.cancel)  # called when all threads have ended, before anything else that was registered
+    atexit.register(timer.cancel)  # called when all threads have ended, before everything else registered
 
 
 def _run() -> None:
@@ -100,9 +99,9 @@ def _run() -> None:
         action = _queue.get()
         try:
             action()
-        except Exception:  # one of them must not stop those after it
+        except Exception:  # an error must not stop later actions
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-        del action  # what it holds must not live until the next one
+        del action  # its objects must not live until the next one
 
 
 def _after_fork() -> None:

@@ -1,1 +1,1 @@
-"""For authors of extensions: tests that say whether a provider keeps its contract."""
+"""Support for authors of extensions: tests of a provider's conformance to its contract."""

@@ -1,6 +1,7 @@
 """The clients of the conformance tests, as a process: `python -m skyward.testing.client`, with its order on stdin.
 
-One process imports skyward once and forks the clients, each of which opens a pool of the provider and ends at one call.
+One process imports skyward once and forks the clients, each of which opens a pool of the provider and is killed at one
+call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from skyward._pool.pool import ComputePool
 from skyward.errors import WorkerLostError
 from skyward.providers.base import PoolRequest, Provider
 
-# the calls at which clients are killed, by whose they are
+# the calls at which clients are killed, by object
 ALLOCATION_CALLS = ("acquire", "prepare", "replace", "release")
 HOST_CALLS = ("claim_port", "start")
 NODE_CALLS = ("wait_ready", "connect", "remove")
@@ -29,14 +30,14 @@ _AT_ONCE = 6  # clients
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the process is to do.
+    """The task of the process.
 
     Attributes:
-        provider: the one that is tested.
+        provider: the provider under test.
         settings: parameters of the pools.
         action: "crash", "silence", or "destroy".
         calls: pairs of a call and "before" or "after", at which a client is killed.
-        pool_id: what is to be destroyed.
+        pool_id: the pool to be destroyed.
     """
 
     provider: Provider
@@ -47,9 +48,9 @@ class Order:
 
 
 def node_functions() -> tuple[ComputeFunction[[], str], ComputeFunction[[], None]]:
-    """Two functions for nodes: which start of which node this is, and one that ends its node.
+    """Return two functions for nodes: one identifies the start of its node, the other ends its node.
 
-    They are local ones, so that they travel with their code: nodes do not have this module.
+    They are local functions so that they are sent by value: nodes do not have this module.
     """
 
     @compute
@@ -61,7 +62,7 @@ def node_functions() -> tuple[ComputeFunction[[], str], ComputeFunction[[], None
         agent = os.getppid()
         stat = Path(f"/proc/{agent}/stat")
         started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
-        # containers on the network of their host have its name, and two that start at once the same numbers
+        # containers on their host's network have its name, and two started at once have the same numbers
         namespace = Path("/proc/self/ns/pid")
         return f"{socket.gethostname()} {namespace.readlink() if namespace.exists() else ''} {agent} {started}"
 
@@ -78,7 +79,7 @@ def node_functions() -> tuple[ComputeFunction[[], str], ComputeFunction[[], None
 
 
 def use(pool: ComputePool, *, loses_a_node: bool) -> None:
-    """Open a pool, call once, and lose a node if that is wanted."""
+    """Open a pool, call once, and lose a node if requested."""
     incarnation, end_node = node_functions()
     with pool:
         before = incarnation() @ pool
@@ -86,12 +87,12 @@ def use(pool: ComputePool, *, loses_a_node: bool) -> None:
             try:
                 end_node() >> pool
             except WorkerLostError:
-                pass  # that is what the function is for
+                pass  # the purpose of the function
             assert set(incarnation() @ pool) != set(before)
 
 
 def crash(order: Order) -> None:
-    """Let a client die at each call, a few at a time; tell of each its call, pool, and how it ended."""
+    """Kill a client at each call, a few at a time; report each one's call, pool and exit status."""
     waiting, running = list(order.calls), dict[int, tuple[str, str, int]]()
     while waiting or running:
         while waiting and len(running) < _AT_ONCE:
@@ -115,14 +116,14 @@ def _crash_at(order: Order, name: str, when: str, pipe: int) -> None:
         os.write(pipe, pool.id.encode())
         use(pool, loses_a_node=name == "replace")
         status = 0
-    except Exception as error:  # it is the answer, whatever it is
+    except Exception as error:  # reported, whatever it is
         sys.stderr.write(f"{name}, {when}: {error!r}\n")
     finally:
         os._exit(status)
 
 
 def _kill_at(provider: Provider, name: str, when: str) -> None:
-    """Have this process killed at the first call of that name, before or after it."""
+    """Kill this process at the first call of that name, before or after it."""
     allocation = type(provider.open(PoolRequest(pool_id="00000000")))
     if name == "open":
         _replace(type(provider), name, _killing(when))
@@ -143,7 +144,7 @@ def _killing(when: str) -> Callable[[Any], None] | None:
 
 
 def _replace(owner: type, name: str, then: Callable[[Any], None] | None) -> None:
-    """Have something done with the result of a method; None: the process is killed before the call."""
+    """Call `then` with the result of a method; if it is None, kill the process before the call."""
     original = getattr(owner, name)
     if getattr(original, "is_watched", False):
         return  # another object of the same class
@@ -165,7 +166,7 @@ def _die() -> None:
 
 
 def fall_silent(order: Order) -> None:
-    """Open a pool and stop; when continued, tell whether its nodes have been replaced."""
+    """Open a pool and stop; when continued, report whether any of its nodes has survived."""
     incarnation, _ = node_functions()
     with ComputePool(order.provider, **order.settings) as pool:
         before = incarnation() @ pool
@@ -176,12 +177,12 @@ def fall_silent(order: Order) -> None:
             try:
                 after = incarnation() @ pool
             except WorkerLostError:
-                continue  # the call was under way when that was noticed
+                continue  # the call was in progress when that was noticed
         _say(json.dumps(bool(set(before) & set(after))))
 
 
 def destroy(order: Order) -> None:
-    """Tell what there is of a pool, destroy it, twice, and tell again."""
+    """Report the resources of a pool, destroy it twice, and report again."""
     _tell_found(order)
     order.provider.destroy(order.pool_id)
     order.provider.destroy(order.pool_id)
@@ -193,7 +194,7 @@ def _tell_found(order: Order) -> None:
 
 
 def _say(line: str) -> None:
-    """Tell the test."""
+    """Send a line to the test."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -6,7 +6,7 @@
         def provider(self):
             return Folders("/srv/nodes")
 
-Each test is a duty of the contract in `skyward.providers.base`; its failure says what the provider does not do.
+Each test checks one requirement of the contract in `skyward.providers.base`; its failure names what is not met.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from skyward.providers.base import Allocation, PoolRequest, Provider
 from skyward.testing.client import CALLS, Order, node_functions
 
 _POLL_S = 0.2
-_SILENT_S = 10.0  # how late nodes may end by their lease
-_CLIENT_S = 600.0  # no process of clients takes longer, also where machines take minutes to start
+_SILENT_S = 10.0  # how long after their lease nodes may end
+_CLIENT_S = 600.0  # time limit of a process of clients, even if machines take minutes to start
 _PROGRAM = [sys.executable, "-m", "skyward.testing.client"]
 
 
 class ProviderConformance(ABC):
-    """The tests. What a provider needs beyond the defaults is said by overriding these.
+    """The tests. Override attributes and methods for what a provider needs beyond the defaults.
 
     Attributes:
         settings: parameters of all pools that are opened.
         lease_s: how long nodes live without their client; short, since tests wait for it.
-        settle_s: how long what a dead client leaves may take to go, once its lease is over.
-        calls: at which calls of the provider clients are killed.
-        enters_all: whether other processes have a way into each node, and not into some of them.
+        settle_s: how long resources of a dead client may remain after its lease.
+        calls: the calls of the provider at which clients are killed.
+        enters_all: whether other processes can enter each node, not only some of them.
     """
 
     settings: ClassVar[Mapping[str, Any]] = {}
@@ -68,10 +68,10 @@ class ProviderConformance(ABC):
 
     @abstractmethod
     def provider(self) -> Provider:
-        """The provider that is tested; a new value each time, all of them equal."""
+        """Return the provider under test; a new, equal value each time."""
 
     def lose(self, pool: ComputePool) -> None:
-        """Have one node of a pool end, as by an accident; by default its own function ends it."""
+        """End one node of a pool, as by an accident; by default its own function ends it."""
         _, end_node = node_functions()
         with pytest.raises(WorkerLostError):
             end_node() >> pool
@@ -217,25 +217,25 @@ class ProviderConformance(ABC):
             ),
         )
 
-    # means -----------------------------------------------------------------------------------------------------
+    # helpers ---------------------------------------------------------------------------------------------------
 
     def pool(self) -> ComputePool:
-        """A pool of two nodes."""
+        """Return a pool of two nodes."""
         return ComputePool(self.provider(), nodes=2, **self._settings)
 
     def left(self, pools: Collection[str]) -> list[Resource]:
-        """What there is of these pools."""
+        """Return the existing resources of these pools."""
         return [found for found in self.provider().find() if found["pool"] in pools]
 
     def run_client(self, action: str, **order: Any) -> list[str]:
-        """What a process of clients prints."""
+        """Run a process of clients and return the lines it prints."""
         with self.client(action, **order) as client:
             output, _ = client.communicate(timeout=_CLIENT_S)
             assert client.returncode == 0, f"the clients failed to {action}: status {client.returncode}"
             return output.splitlines()
 
     def client(self, action: str, **order: Any) -> subprocess.Popen[str]:
-        """A process of clients that has been told what to do."""
+        """Start a process of clients with its order."""
         settings = {"nodes": 1, **self._settings}
         document = cloudpickle.dumps(Order(provider=self.provider(), settings=settings, action=action, **order))
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -247,7 +247,7 @@ class ProviderConformance(ABC):
             )
 
     def _place_in(self, node: Resource) -> tuple[str, int] | None:
-        """Pool and number of a node as a command there sees them; None if the provider refuses to enter this one."""
+        """Return pool and number of a node as a command on it sees them; None if the provider refuses to enter it."""
         said: list[bytes] = []
         try:
             access = self.provider().enter(node)
@@ -271,7 +271,7 @@ class ProviderConformance(ABC):
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str | Callable[[], str]) -> None:
-    """Wait for a condition, or fail with these words."""
+    """Wait for a condition, or fail with this message."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()

@@ -1,7 +1,7 @@
-"""Arrays, data frames and tensors under results='data': how they are taken apart on a node and rebuilt on the client.
+"""Arrays, data frames and tensors under results='data': decomposed on a node and rebuilt on the client.
 
-Values of numpy, pandas and PyTorch are taken apart by their public interfaces into built-in values and plain memory,
-and put together the same way. See `datatypes` for the rules of what runs on the client.
+Values of numpy, pandas and PyTorch are decomposed through their public interfaces into built-in values and plain
+memory, and rebuilt the same way. See `datatypes` for the rules that apply to code run on the client.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DTYPE = re.compile(r"(u?int|float|bfloat|complex)[0-9]{1,3}|bool|float8_[a-z0-9
 
 
 def _library(name: str) -> Any:
-    """One of the three; their names stand here, a node names none."""
+    """Return one of the three libraries; the names are constants of this module, never taken from a node."""
     return sys.modules.get(name) or import_module(name)
 
 
 def reduce(obj: Any) -> Reduced | None:
-    """How a value of one of the three is sent; None if it is none, or is no data."""
+    """Return how a value of one of the three libraries is sent; None if it is of none, or is not data."""
     root = type(obj).__module__.partition(".")[0]
     if root == "numpy":
         return _reduce_numpy(obj)
@@ -63,7 +63,7 @@ def _reduce_numpy(obj: Any) -> Reduced | None:
 
 
 def _descr(kind: Any) -> Any:
-    """A dtype as text, or as a list of its fields; None if it holds more than plain memory."""
+    """Return a dtype as text or as a list of its fields; None if it holds more than plain memory."""
     np = _library("numpy")
     if kind.hasobject:
         return None
@@ -74,7 +74,7 @@ def _descr(kind: Any) -> Any:
 def _is_descr(descr: Any) -> bool:
     if isinstance(descr, str):
         return bool(_SIMPLE.fullmatch(descr))
-    if type(descr) is tuple:  # an array in a field
+    if type(descr) is tuple:  # a field that is itself an array
         return len(descr) == 2 and _is_descr(descr[0]) and _is_shape(descr[1])
     if type(descr) is not list:
         return False
@@ -93,26 +93,26 @@ def _is_shape(shape: Any) -> bool:
 
 
 def dtype(descr: Any) -> Any:
-    """A dtype without objects."""
+    """Return a dtype without objects."""
     if not _is_descr(descr):
         raise ValueError(f"no dtype of plain memory: {str(descr)[:80]!r}")
     return _library("numpy").lib.format.descr_to_dtype(descr)
 
 
 def array(descr: Any, shape: tuple[int, ...], order: str, memory: Any) -> Any:
-    """An array of numbers, texts or moments over this memory, which is not copied."""
+    """Return an array of numbers, strings or datetimes that uses this memory without a copy."""
     np, kind = _library("numpy"), dtype(descr)
     if not _is_shape(shape) or order not in ("C", "F"):
         raise ValueError(f"no array: shape {shape!r}, order {order!r}")
     if 0 in shape or not kind.itemsize:
         return np.empty(shape, kind, order)
     if type(memory) is bytes:
-        memory = bytearray(memory)  # such as small arrays come in; arrays are to be writable
+        memory = bytearray(memory)  # as for small arrays; the array must be writable
     return np.frombuffer(memory, np.uint8).view(kind).reshape(shape, order=order)
 
 
 def objects(shape: tuple[int, ...], items: list[Any]) -> Any:
-    """An array of objects, each of which is data."""
+    """Return an array of objects, each of which is data."""
     np = _library("numpy")
     if not _is_shape(shape) or type(items) is not list:
         raise ValueError("no array of objects")
@@ -123,7 +123,7 @@ def objects(shape: tuple[int, ...], items: list[Any]) -> Any:
 
 
 def scalar(descr: Any, memory: bytes) -> Any:
-    """One number, text or moment of numpy's."""
+    """Return a numpy scalar: a number, string or datetime."""
     np, kind = _library("numpy"), dtype(descr)
     if len(memory) != kind.itemsize:
         raise ValueError(f"{len(memory)} bytes for a {kind}")
@@ -158,7 +158,7 @@ def _reduce_pandas(obj: Any) -> Reduced | None:
 
 
 def _values(values: Any) -> Any:
-    """The numpy array inside a pandas array that only wraps one; all others unchanged."""
+    """Return the numpy array inside a pandas array that only wraps one; return all others unchanged."""
     pd = _library("pandas")
     return values.to_numpy() if type(values) is pd.arrays.NumpyExtensionArray else values
 
@@ -197,44 +197,44 @@ def _reduce_extension(obj: Any) -> Reduced | None:
 
 
 def missing(is_na: bool) -> Any:
-    """`pandas.NA` or `pandas.NaT`."""
+    """Return `pandas.NA` or `pandas.NaT`."""
     return _library("pandas").NA if is_na else _library("pandas").NaT
 
 
 def timestamp(utc: Any, zone: str | None) -> Any:
-    """A `pandas.Timestamp`."""
+    """Return a `pandas.Timestamp`."""
     made = _library("pandas").Timestamp(_scalar(utc))
     return made if zone is None else made.tz_localize("UTC").tz_convert(_checked(_ZONE, zone))
 
 
 def timedelta(length: Any) -> Any:
-    """A `pandas.Timedelta`."""
+    """Return a `pandas.Timedelta`."""
     return _library("pandas").Timedelta(_scalar(length))
 
 
 def plain(values: Any) -> Any:
-    """An array of pandas' over one of numpy's."""
+    """Return a pandas array that wraps a numpy array."""
     return _library("pandas").arrays.NumpyExtensionArray(_array(values))
 
 
 def moments(utc: Any, zone: str | None) -> Any:
-    """An array of timestamps."""
+    """Return an array of timestamps."""
     made = _library("pandas").DatetimeIndex(_array(utc))
     return (made if zone is None else made.tz_localize("UTC").tz_convert(_checked(_ZONE, zone))).array
 
 
 def durations(values: Any) -> Any:
-    """An array of time differences."""
+    """Return an array of time differences."""
     return _library("pandas").TimedeltaIndex(_array(values)).array
 
 
 def categories(codes: Any, names: Any, is_ordered: bool) -> Any:
-    """A `pandas.Categorical`."""
+    """Return a `pandas.Categorical`."""
     return _library("pandas").Categorical.from_codes(_array(codes), _labels(names), ordered=bool(is_ordered))
 
 
 def strings(texts: list[str | None], kind: str) -> Any:
-    """An array of texts."""
+    """Return an array of strings."""
     if (
         kind not in ("str", "string")
         or type(texts) is not list
@@ -245,24 +245,24 @@ def strings(texts: list[str | None], kind: str) -> Any:
 
 
 def masked(values: Any, gone: Any) -> Any:
-    """An array of numbers of which some are missing."""
+    """Return an array of numbers or booleans with missing values."""
     arrays = _library("pandas").arrays
     kinds = {"b": arrays.BooleanArray, "i": arrays.IntegerArray, "u": arrays.IntegerArray, "f": arrays.FloatingArray}
     return kinds[_array(values).dtype.kind](values, _array(gone))
 
 
 def range_index(start: int, stop: int, step: int, name: Any) -> Any:
-    """A `pandas.RangeIndex`."""
+    """Return a `pandas.RangeIndex`."""
     return _library("pandas").RangeIndex(start, stop, step, name=name)
 
 
 def multi_index(levels: list[Any], codes: list[list[int]], names: list[Any]) -> Any:
-    """A `pandas.MultiIndex`."""
+    """Return a `pandas.MultiIndex`."""
     return _library("pandas").MultiIndex([_labels(level) for level in levels], codes, names=names)
 
 
 def index(values: Any, name: Any, frequency: str | None) -> Any:
-    """Any other index."""
+    """Return any other index."""
     pd = _library("pandas")
     made = pd.Index(_column(values), dtype=values.dtype, name=name)
     if frequency is None:
@@ -271,7 +271,7 @@ def index(values: Any, name: Any, frequency: str | None) -> Any:
 
 
 def series(values: Any, labels: Any, name: Any, attrs: dict[Any, Any]) -> Any:
-    """A `pandas.Series`."""
+    """Return a `pandas.Series`."""
     pd = _library("pandas")
     made = pd.Series(_column(values), _labels(labels), dtype=values.dtype, name=name, copy=False)
     made.attrs = attrs
@@ -279,7 +279,7 @@ def series(values: Any, labels: Any, name: Any, attrs: dict[Any, Any]) -> Any:
 
 
 def frame(values: Any, labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
-    """A `pandas.DataFrame` whose columns are of one kind."""
+    """Return a `pandas.DataFrame` whose columns have one dtype."""
     pd = _library("pandas")
     labels, names = _labels(labels), _labels(names)
     made = pd.DataFrame(_array(values), labels, names, dtype=values.dtype, copy=False)
@@ -288,7 +288,7 @@ def frame(values: Any, labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
 
 
 def columns(parts: list[Any], labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
-    """A `pandas.DataFrame` of columns of several kinds."""
+    """Return a `pandas.DataFrame` whose columns have several dtypes."""
     pd, labels = _library("pandas"), _labels(labels)
     found = {at: pd.Series(_column(part), labels, dtype=part.dtype, copy=False) for at, part in enumerate(parts)}
     made = pd.DataFrame(found, labels, copy=False)
@@ -344,13 +344,13 @@ def _reduce_torch(obj: Any) -> Reduced | None:
         return None
     here = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
     memory = (ctypes.c_ubyte * (here.numel() * here.element_size())).from_address(here.data_ptr() or 1)
-    memory.tensor = here  # as long as somebody looks at the memory, it stays
+    memory.tensor = here  # keeps the tensor alive as long as the memory is used
     named = str(obj.dtype).removeprefix("torch."), tuple(obj.shape)
     return tensor, (*named, pickle.PickleBuffer(memory), obj.requires_grad, type(obj) is torch.nn.Parameter)
 
 
 def tensor(kind: str, shape: tuple[int, ...], memory: Any, needs_gradient: bool, is_parameter: bool) -> Any:
-    """A tensor in main memory, whatever device it was on, over this memory, which is not copied."""
+    """Return a tensor in main memory, whatever its device was, that uses this memory without a copy."""
     torch = _library("torch")
     if not _is_shape(shape):
         raise ValueError(f"no tensor: shape {shape!r}")
@@ -366,18 +366,18 @@ def tensor(kind: str, shape: tuple[int, ...], memory: Any, needs_gradient: bool,
 
 
 def tensor_dtype(name: str) -> Any:
-    """A dtype of PyTorch's."""
+    """Return a dtype of PyTorch."""
     torch = _library("torch")
     return _exactly(getattr(torch, _checked(_DTYPE, name)), torch.dtype)
 
 
 def device(name: str) -> Any:
-    """A device, which this machine need not have."""
+    """Return a device, which need not exist on this machine."""
     return _library("torch").device(name)
 
 
 def size(shape: tuple[int, ...]) -> Any:
-    """The shape of a tensor."""
+    """Return the shape of a tensor."""
     if not _is_shape(shape):
         raise ValueError(f"no shape: {shape!r}")
     return _library("torch").Size(shape)

@@ -1,7 +1,7 @@
-"""Several small values in one payload, each as if it had been sent by itself.
+"""Several small values in one payload, with the same result as if each had been sent separately.
 
-Numbers and texts are pickled as one list, which takes some 30 ns for each. Any other value is pickled on its own when
-it is added: what two have in common arrives as two objects, and what is changed later is not seen.
+Numbers and strings are pickled as one list, which takes some 30 ns for each. Any other value is pickled separately when
+it is added: objects shared by two values arrive as two objects, and later changes have no effect.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 from skyward.wire import payload
 from skyward.wire.frames import Buffer
 
-COUNT = struct.Struct("<I")  # beside the payload: how many values it has, or which one is meant
+COUNT = struct.Struct("<I")  # sent with the payload: the number of its values, or the index of one
 _SCALARS = frozenset({int, float, complex, bool, NoneType})
 
 
 class Packer:
-    """Packs values, one after the other."""
+    """Packs values into one payload."""
 
     def __init__(self) -> None:
         self._values: list[Any] = []
         self._pickled: dict[int, tuple[bytes, list[pickle.PickleBuffer]]] = {}
-        self._nbytes = 0  # numbers not counted
+        self._nbytes = 0  # without numbers
 
     def __len__(self) -> int:
         return len(self._values)
 
     @property
     def is_full(self) -> bool:
-        """Whether the payload is so large that another value is better sent by itself."""
+        """Whether the payload is so large that further values are better sent separately."""
         return self._nbytes >= payload.OUT_OF_BAND
 
     def add(self, value: object, what: str) -> None:
-        """Add a value. An error calls it `what`. Buffers of 64 KiB and more, which fill it, are copied by `dumps` only.
+        """Add a value, called `what` in errors. Buffers of 64 KiB and more, which fill it, are only copied by `dumps`.
 
         Raises:
             SerializationError: it cannot be pickled.
@@ -54,24 +54,24 @@ class Packer:
             self._values.append(None)
 
     def add_numbers(self, values: Sequence[object]) -> bool:
-        """Add all of these values at once if they are numbers; False if one is not, and nothing is added."""
+        """Add all of these values if they are numbers; if one is not, add none and return False."""
         if not _SCALARS.issuperset(map(type, values)):
             return False
         self._values.extend(values)
         return True
 
     def remove_last(self) -> None:
-        """Take the value that was added last out again."""
+        """Remove the value that was added last."""
         self._values.pop()
         self._pickled.pop(len(self._values), None)
 
     def dumps(self) -> bytes:
-        """The payload."""
+        """Return the payload."""
         return pickle.dumps((self._values, self._pickled), 5)
 
 
 class Unpacker:
-    """The values of a payload, each unpickled when it is asked for. Only for what an authenticated peer sent."""
+    """The values of a payload, unpickled on demand. Only for data from an authenticated peer."""
 
     def __init__(self, data: Buffer) -> None:
         self._values: list[Any]
@@ -82,7 +82,7 @@ class Unpacker:
         return len(self._values)
 
     def take(self, index: int, what: str) -> Any:
-        """The value with this index, once. An error calls it `what`.
+        """Return the value with this index, called `what` in errors; may be called once per index.
 
         Raises:
             SerializationError: it cannot be unpickled here.
@@ -93,7 +93,7 @@ class Unpacker:
         return payload.loads(data, [bytearray(buffer) for buffer in buffers], what=what)
 
     def all(self, what: str) -> list[Any]:
-        """All of them, once."""
+        """Return all values; may be called once."""
         for index in tuple(self._pickled):
             self._values[index] = self.take(index, what)
         return self._values

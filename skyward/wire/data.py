@@ -1,9 +1,9 @@
 """Pickles that hold data and no code: the only ones that a pool with results='data' reads from its nodes.
 
-A pickle is a program. `Pickler` writes one that uses few of its instructions and calls only the makers of `datatypes`;
-`load` runs only those instructions and calls only those makers, so that nothing else can happen, whoever wrote it.
-https://docs.python.org/3/library/pickle.html#restricting-globals alone would leave the rest: methods that unpickling
-calls on objects, and memory that libraries build objects from without a check.
+A pickle is a program. `Pickler` writes one that uses only a few opcodes and calls only the makers of `datatypes`;
+`load` runs only those opcodes and calls only those makers, so that nothing else can happen, whoever wrote the pickle.
+https://docs.python.org/3/library/pickle.html#restricting-globals alone would not cover methods that unpickling calls on
+objects, and memory from which libraries build objects without a check.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from skyward.wire.payload import Buffer, NotDataError, opened
 
 
 class Pickler(pickle.Pickler):
-    """Takes apart what is data.
+    """Pickles values that consist of data.
 
     Raises:
-        NotDataError: something else is in it.
+        NotDataError: the value contains something else.
     """
 
     def __init__(self, file: Any, protocol: int, in_band: Callable[[pickle.PickleBuffer], bool]) -> None:
@@ -42,17 +42,17 @@ _MAKERS = frozenset(MAKERS.values())
 
 
 def load(data: Buffer, buffers: Sequence[Buffer]) -> Any:
-    """The value that `Pickler` was given.
+    """Return the value that `Pickler` has pickled.
 
     Raises:
-        NotDataError: it is not such a pickle; whatever else it may say has not been done.
-        Exception: it is broken.
+        NotDataError: it is not such a pickle; its other instructions have not been run.
+        Exception: it is damaged.
     """
     return _Machine(*opened(data, buffers)).run()
 
 
 class _Named:
-    """A maker on the stack. It may be called, and is no value."""
+    """A maker on the stack. It may be called, but is not a value."""
 
     __slots__ = ("make",)
 
@@ -61,7 +61,7 @@ class _Named:
 
 
 class _Machine:
-    """Runs the instructions that `Pickler` uses, and no other."""
+    """An interpreter for the opcodes that `Pickler` uses, and no others."""
 
     def __init__(self, file: BinaryIO, buffers: Sequence[Buffer]) -> None:
         self._file = file
@@ -71,7 +71,7 @@ class _Machine:
         self._memo: list[Any] = []
 
     def run(self) -> Any:
-        """The value."""
+        """Return the value of the pickle."""
         while True:
             code = self._file.read(1).decode("latin-1")
             opcode = _OPCODES.get(code)
@@ -89,7 +89,7 @@ class _Machine:
                 raise NotDataError(f"an instruction to run code ({opcode.name})")
 
     def _items(self, items: list[Any]) -> list[Any]:
-        """These as values."""
+        """Return the items after checking that they are values."""
         for item in items:
             if type(item) is _Named:
                 raise NotDataError(f"the function {item.make.__qualname__}")
@@ -179,7 +179,7 @@ def _push(make: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
 
 
 def _nothing(_machine: _Machine, _: Any) -> None:
-    """Of protocol and frames nothing depends."""
+    """Ignore the opcode: protocol and frames have no effect."""
 
 
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}

@@ -1,8 +1,8 @@
-"""The types that results='data' allows beyond built-in values: how each is taken apart and rebuilt.
+"""The types that results='data' allows besides built-in values, and how each is decomposed and rebuilt.
 
-`reduce` takes an object apart on a node; the functions in `MAKERS` put it together on the client. They are called with
-whatever a hostile node likes, so each checks what it is given, and none imports a module by name, calls a method that a
-user has defined, or returns anything that can be called.
+`reduce` decomposes an object on a node; the functions in `MAKERS` rebuild it on the client. A hostile node may call
+them with any arguments, so each checks what it receives, and none imports a module by name, calls a method defined by a
+user, or returns a callable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from skyward.wire import arrays
 from skyward.wire.payload import NotDataError
 
 Maker = Callable[..., Any]
-_LATER = {list, dict, set, int, float, str, tuple}  # factories of a defaultdict
+_LATER = {list, dict, set, int, float, str, tuple}  # allowed factories of a defaultdict
 _PATHS: dict[str, type[pathlib.PurePath]] = {
     kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
 }
@@ -38,7 +38,7 @@ _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 
 
 def reduce(obj: Any) -> tuple[Maker, tuple[Any, ...]] | None:
-    """How an object is sent: the function that makes it again, and its arguments. None if it is no data."""
+    """Return how an object is sent: the function that rebuilds it, and its arguments. None if it is not data."""
     kind = type(obj)
     if kind in _REDUCERS:
         return _REDUCERS[kind](obj)
@@ -62,7 +62,7 @@ def _name(kind: type) -> tuple[str, str]:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    """The fields, and what was set beside them, without what the class can work out again."""
+    """Return the fields and additional attributes of an instance, without cached properties."""
     found = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj) if hasattr(obj, field.name)}
     for name, value in getattr(obj, "__dict__", {}).items():
         if not isinstance(getattr(type(obj), name, None), functools.cached_property):
@@ -70,7 +70,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
     return found
 
 
-# made by the client -------------------------------------------------------------------------------------------------
+# called by the client -----------------------------------------------------------------------------------------------
 
 
 def complex_number(real: float, imaginary: float) -> complex:
@@ -156,7 +156,7 @@ def view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
 
 
 def member(module: str, name: str, which: str) -> enum.Enum:
-    """The member of an enumeration."""
+    """Return the member of an enumeration."""
     kind = _class(module, name, enum.Enum)
     found = kind._member_map_.get(_is(which, str))
     if found is None:
@@ -165,7 +165,7 @@ def member(module: str, name: str, which: str) -> enum.Enum:
 
 
 def flag(module: str, name: str, value: int) -> enum.Flag:
-    """A combination of flags."""
+    """Return a combination of flags."""
     kind = _class(module, name, enum.Flag)
     if "_missing_" in {each for base in kind.__mro__ if base.__module__ != "enum" for each in vars(base)}:
         raise NotDataError(f"{module}.{name}, which has a _missing_ of its own")
@@ -173,7 +173,7 @@ def flag(module: str, name: str, value: int) -> enum.Flag:
 
 
 def named_tuple(module: str, name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A named tuple, made without its class's own `__new__`."""
+    """Return a named tuple, created without calling its class's `__new__`."""
     kind = _class(module, name, tuple)
     if len(_is(values, tuple)) != len(getattr(kind, "_fields", (None,) * (len(values) + 1))):
         raise NotDataError(f"a {module}.{name} with {len(values)} values")
@@ -181,7 +181,7 @@ def named_tuple(module: str, name: str, values: tuple[Any, ...]) -> tuple[Any, .
 
 
 def record(module: str, name: str, values: dict[str, Any]) -> Any:
-    """An instance of a dataclass of this program's own: its attributes are set, and none of its methods is called."""
+    """Return an instance of a dataclass of this program, setting its attributes without calling any of its methods."""
     kind = _class(module, name, object)
     fields = getattr(kind, "__dataclass_fields__", None)
     if not isinstance(fields, dict):
@@ -204,7 +204,7 @@ def record(module: str, name: str, values: dict[str, Any]) -> Any:
 
 
 def _class(module: str, name: str, base: type) -> Any:
-    """A class that this program has already; nothing is imported, and no attribute's code runs."""
+    """Return a class that this program has loaded; nothing is imported, and no attribute's code runs."""
     _is(module, str), _is(name, str)
     loaded = sys.modules.get(module)
     if not isinstance(loaded, types.ModuleType):
@@ -221,7 +221,10 @@ def _class(module: str, name: str, base: type) -> Any:
 
 @functools.lru_cache
 def _is_own(module: str) -> bool:
-    """Whether a module is neither Python's nor an installed package's. Skyward's own values count as this program's."""
+    """Return whether a module belongs neither to Python nor to an installed package.
+
+    Skyward's own values count as this program's.
+    """
     if module == "__main__" or module.startswith("skyward.model."):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -288,4 +291,4 @@ _ALL: tuple[Maker, ...] = (
     *arrays.MAKERS,
 )
 MAKERS = {f"{make.__module__}.{make.__qualname__}": make for make in _ALL}
-MAKERS["builtins.complex"] = complex_number  # as the plain pickler, which sends what is small, has it
+MAKERS["builtins.complex"] = complex_number  # the name that the plain pickler, used for small values, writes

@@ -1,4 +1,5 @@
-"""Sends exceptions between processes: takes them apart, and keeps type, text and traceback of those it cannot pickle.
+"""Transfer of exceptions between processes: decomposition, and type, text and traceback of those that cannot be
+pickled.
 
 Pickling itself is in `payload`; nothing here reads bytes.
 """
@@ -26,23 +27,23 @@ from skyward.errors import (
 )
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
-_LONGEST = 200_000  # characters of a string that are sent
+_LONGEST = 200_000  # maximum number of characters sent of a string
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
-_FROM_TEXT: dict[str, type[Exception]] = {  # of a string alone
+_FROM_TEXT: dict[str, type[Exception]] = {  # created from a string alone
     f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
 }
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
-_OURS = tuple(f"{_PACKAGE}{part}{os.sep}" for part in ("runner", "wire"))  # frames below the user's code
-_BUILT_IN = vars(BaseException)  # its attributes, also where a class has put something else in their place
+_OURS = tuple(f"{_PACKAGE}{part}{os.sep}" for part in ("runner", "wire"))  # frames outside the user's code
+_BUILT_IN = vars(BaseException)  # its own attributes, even if a class overrides them
 T = TypeVar("T")
 
 
 class Stopping(BaseException):
-    """Base of what is raised in a thread from outside, in whatever code: a signal, or the interrupt of a call."""
+    """Base of exceptions raised in a thread from outside, in any code: a signal, or the interrupt of a call."""
 
 
 def tried(action: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
-    """What an action gives that calls other people's code; that may raise anything, and try to end the process."""
+    """Return the result of an action that calls foreign code, or that of `otherwise` if it raises, even SystemExit."""
     try:
         return action()
     except Stopping:
@@ -52,22 +53,22 @@ def tried(action: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T
 
 
 def said(error: BaseException) -> str:
-    """Name and text of an exception, as a part of a sentence."""
+    """Return the name and text of an exception, as part of a sentence."""
     name, text = _class_name(error).rpartition(".")[2], _text(error)
     return f"{name}: {text}".rstrip(". ") if text else name
 
 
 class Record(NamedTuple):
-    """What is sent of an exception.
+    """The transferable data of an exception.
 
     Attributes:
         type_name: qualified name of its class.
         text: its own text.
         trace: the formatted traceback, with those of its causes.
         ordinary: whether it derives from Exception.
-        notes: what `add_note` was told.
-        data: its pickle, None if it is not sent itself.
-        problem: why it is not.
+        notes: its notes, as added by `add_note`.
+        data: its pickle, None if the exception itself is not sent.
+        problem: the reason why it is not.
     """
 
     type_name: str
@@ -80,13 +81,13 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Record:
-        """The record of an exception that has been raised, or is about to be."""
+        """Return the record of an exception that has been raised, or is about to be."""
         name, text = _class_name(error), _text(error)
         trace = _shortened(_formatted(error, f"{name}: {text}\n"))
         return cls(name, _shortened(text), trace, issubclass(type(error), Exception), _notes(error))
 
     def as_remote_error(self) -> RemoteError:
-        """The stand-in for an exception that is not raised as itself."""
+        """Return the replacement for an exception that is not raised as itself."""
         said = f"{self.type_name}: {self.text}" if self.text else self.type_name
         if self.ordinary:
             message = f"The function raised {said} (which cannot be raised here as itself: {self.problem})."
@@ -100,7 +101,7 @@ class Record(NamedTuple):
         return error
 
     def as_text(self) -> BaseException:
-        """The stand-in where exceptions come as text: skyward's own of a known class, or a `RemoteError`."""
+        """Return the replacement if exceptions are sent as text: a known skyward error, else a `RemoteError`."""
         kind = _FROM_TEXT.get(self.type_name)
         if kind is None or not self.ordinary:
             reasons = ["the pool has results='data'", *([self.problem] if self.problem else [])]
@@ -110,11 +111,11 @@ class Record(NamedTuple):
         return error
 
     def complete(self, error: BaseException) -> None:
-        """Make the remote traceback the cause of an exception made from this record, and add the notes.
+        """Set the remote traceback as the cause of an exception created from this record, and add the notes.
 
         Raises:
-            BaseException: its class does not let them be set.
-            TypeError: it hides what is read of any exception.
+            BaseException: its class does not allow them to be set.
+            TypeError: it overrides attributes that are read from every exception.
         """
         _BUILT_IN["__cause__"].__set__(error, RemoteTraceback(_with_source(self.trace)))
         restore(error, {"__notes__": list(self.notes)})
@@ -126,7 +127,7 @@ class Record(NamedTuple):
 
 
 def masked(record: Record, error: BaseException, conceal: Callable[[str], str]) -> Record:
-    """The record with its texts masked. Where one has changed, so are the texts that the exception was made of."""
+    """Return the record with its texts masked; if one has changed, mask the strings in the exception, too."""
     notes = tuple(map(conceal, record.notes))
     concealed = record._replace(text=conceal(record.text), trace=conceal(record.trace), notes=notes)
     if concealed == record:
@@ -142,10 +143,10 @@ def masked(record: Record, error: BaseException, conceal: Callable[[str], str]) 
 
 
 def reduce(error: BaseException) -> tuple[Any, ...] | None:
-    """How to pickle an exception whose class has an `__init__` of its own, or slots, and says nothing about pickling.
+    """Return how to pickle an exception whose class defines `__init__` or slots, but nothing about pickling.
 
-    Python's way calls that `__init__` with `args`, which are whatever was given to `super().__init__`: it fails, or
-    quietly makes another exception. None for all other exceptions, unless tblib would pickle them.
+    Python would call that `__init__` with `args`, the arguments of `super().__init__`: this fails, or silently creates
+    a different exception. None for all other exceptions, unless tblib would pickle them.
     """
     kind = type(error)
     if isinstance(kind.__reduce__, FunctionType) or isinstance(kind.__reduce_ex__, FunctionType):
@@ -159,10 +160,10 @@ def reduce(error: BaseException) -> tuple[Any, ...] | None:
 
 
 def _plainly(error: BaseException) -> tuple[Any, ...] | None:
-    """Python's own way, where tblib has put another in its place; None where nobody has.
+    """Return Python's own reduction if tblib has replaced it; None if it has not been replaced.
 
-    Dask has tblib do so for all exceptions of a process that imports it (`pickling_support`). The other side would need
-    tblib for each of them, and has it only by chance.
+    Dask makes tblib do so for all exceptions of a process that imports it (`pickling_support`). The other side would
+    need tblib for each of them, and may not have it.
     """
     other = copyreg.dispatch_table.get(type(error))
     if getattr(other, "__module__", "").partition(".")[0] != "tblib":
@@ -172,13 +173,13 @@ def _plainly(error: BaseException) -> tuple[Any, ...] | None:
 
 
 def _slots(kind: type[BaseException]) -> list[str]:
-    """The attributes that a class and its bases keep in slots, which Python's way of pickling exceptions leaves out."""
+    """Return the slots of a class and its bases, which Python omits when it pickles exceptions."""
     bases = (base for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE)
     return [name for base in bases for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)]
 
 
 def rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception made by the built-in part of its class alone."""
+    """Create an exception using only the built-in part of its class."""
     base: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
     error: BaseException = base.__new__(kind, *args)
     base.__init__(error, *args)
@@ -186,13 +187,13 @@ def rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 
 def restore(error: BaseException, state: dict[str, Any]) -> None:
-    """Set an exception's attributes, past any `__setattr__` of its class."""
+    """Set an exception's attributes, bypassing any `__setattr__` of its class."""
     for name, value in state.items():
         object.__setattr__(error, name, value)
 
 
 def _class_name(error: BaseException) -> str:
-    """The qualified name of its class, past a metaclass of its own."""
+    """Return the qualified name of an exception's class, bypassing its metaclass."""
     kind = type(error)
     name: str = vars(type)["__qualname__"].__get__(kind)
     module = vars(type)["__module__"].__get__(kind)
@@ -200,7 +201,7 @@ def _class_name(error: BaseException) -> str:
 
 
 def _text(value: object) -> str:
-    """The text of an exception, or of a note, as a plain string."""
+    """Return the text of an exception, or of a note, as a plain string."""
     return tried(lambda: str.__str__(str(value)), lambda problem: f"<its text cannot be had: {type(problem).__name__}>")
 
 
@@ -210,7 +211,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _formatted(error: BaseException, last_line: str) -> str:
-    """The traceback with those of its causes; without them where they, or other facts, cannot be read."""
+    """Return the traceback, including those of the causes unless these, or other attributes, cannot be read."""
     trace = _BUILT_IN["__traceback__"].__get__(error)
     return tried(
         lambda: "".join(_user_frames(error, trace).format()),
@@ -222,23 +223,23 @@ def _formatted(error: BaseException, last_line: str) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note past any `__setattr__` of its class, and in the place of notes that are no list."""
+    """Add a note, bypassing any `__setattr__` of the class, and replacing notes that are not a list."""
     known = getattr(error, "__notes__", ())
     restore(error, {"__notes__": [*(known if isinstance(known, list) else ()), note]})
 
 
 def _shortened(text: str) -> str:
-    """A string, without its middle where it is so long that nobody reads it."""
+    """Return a string without its middle if it is too long to be sent."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}\n... ({len(text) - _LONGEST} characters) ...\n{text[-_LONGEST // 2 :]}"
 
 
 def _user_frames(error: BaseException, trace: TracebackType | None) -> traceback.TracebackException:
-    """What there is to say of an exception and of its causes, each traceback without frames that say nothing of it.
+    """Return the formatted exception and its causes, without frames that do not help the user.
 
-    Those are the runner's, before the first of the user's code. Of skyward's own errors they are also those after the
-    last of the user's code, or all: such an error says by itself what it is about.
+    These are the runner's, before the first frame of the user's code. For skyward's own errors they are also those
+    after the last frame of the user's code, or all of them, as the text of such an error is sufficient.
     """
     whole = traceback.TracebackException(type(error), error, trace, compact=True)
     left: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(whole, error)]
@@ -253,12 +254,12 @@ def _user_frames(error: BaseException, trace: TracebackType | None) -> traceback
         user = next((i for i, frame in enumerate(told.stack) if not frame.filename.startswith(_OURS)), 0)
         del told.stack[:user]
         if not told.stack:
-            told.stack = cast(Any, None)  # no heading either
+            told.stack = cast(Any, None)  # omits the heading, too
     return whole
 
 
 def _with_source(trace: str) -> str:
-    """A traceback's text with the source lines that only this side has: those of code sent by value."""
+    """Return a traceback's text with source lines that only this side has: those of code sent by value."""
     lines = trace.splitlines()
     full = []
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
@@ -272,5 +273,5 @@ def _with_source(trace: str) -> str:
 
 
 def _is_source(file: str) -> bool:
-    """Whether a file that a node names may be looked into: not a device, nor whatever else never ends."""
+    """Return whether a file named by a node may be read: not a device, or another file without an end."""
     return file in linecache.cache or (file.endswith(".py") and Path(file).is_file())

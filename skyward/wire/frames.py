@@ -1,17 +1,16 @@
-"""Connections to the processes of a node: their addresses, frames, and the memory that payloads land in.
+"""Connections to the processes of a node: their addresses, frames, and the memory of payloads.
 
-An address is `unix:<file name>` in the node's private run directory or, where that takes no sockets, `tcp:<ip>:<port>`
-on loopback. The unix form is safer (the directory opens for its owner only) and up to twice as fast. What passes are
-frames:
+An address is `unix:<file name>` in the node's private run directory or, if that does not support sockets,
+`tcp:<ip>:<port>` on loopback. The unix form is safer (the directory is accessible to its owner only) and up to twice as
+fast. Connections carry frames:
 
 ```
 kind u8, 3 zero bytes, number of buffers u32, length of head u64, id u64 | length u64 of each buffer | head | buffers
 ```
 
-Small frames are coalesced into one write and parsed many at a time out of one read. Large buffers are neither copied
-on the way out (vectored write) nor on the way in (read straight into their final memory).
-Blocking sockets and threads, because a lock-step call costs 15-26 us this way and 60 us through an event loop;
-`benchmarks/dispatch.py` measures it.
+Small frames are joined into one write, and many are parsed from one read. Large buffers are copied neither when sent
+(vectored write) nor when received (read directly into their final memory). Blocking sockets and threads are used
+because a lock-step call costs 15-26 us this way and 60 us through an event loop; `benchmarks/dispatch.py` measures it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from skyward.system import socket, threading
 
 HEADER = struct.Struct("<B3xIQQ")
 _SIZE = struct.Struct("<Q")
-_READ = 256 * 1024  # bytes of one read of small frames
+_READ = 256 * 1024  # bytes per read of small frames
 _COALESCE = 64 * 1024  # frames up to this size are joined before the write; larger ones are written in place
-_TURNS = 16  # writes of one `flush`; if more is queued then, the thread of its own goes on
+_TURNS = 16  # writes per `flush`; the writer thread continues if more is queued
 _IOV_MAX = 512  # half of Linux's limit for the parts of one vectored write
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44  # a length beyond this is a broken stream, not a payload
 _BACKLOG = 128
-_SEND_BUFFER = 512 * 1024  # of a unix socket: half of that, or eight times as much, costs an SSH forward its pace
+_SEND_BUFFER = 512 * 1024  # bytes, of a unix socket: half or eight times as much slows an SSH forward down
 _HUGE = 2 * 1024 * 1024
-_KEPT = 128 * 1024 * 1024  # bytes of large blocks that a process remembers, in use or not
+_KEPT = 128 * 1024 * 1024  # bytes of large blocks that a process keeps, in use or not
 Buffer = bytes | bytearray | memoryview
 
 
@@ -47,13 +46,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 def listen(run_dir: Path, name: str) -> tuple[socket.socket, str]:
-    """A listening socket and its address; falls back to TCP loopback where the directory takes no sockets."""
+    """Return a listening socket and its address; uses TCP loopback if the directory does not support sockets."""
     path = run_dir / name
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
         sock.bind(str(path))
-        # The client's user may differ from the container's root; the directory above (0700) keeps everybody else out.
+        # The client's user may differ from the container's root; the directory above (0700) excludes all other users.
         path.chmod(0o666)
         sock.listen(_BACKLOG)
         return sock, f"unix:{name}"
@@ -66,7 +65,7 @@ def listen(run_dir: Path, name: str) -> tuple[socket.socket, str]:
 
 
 def dial(run_dir: Path, address: str, timeout_s: float = 10.0) -> socket.socket:
-    """A socket connected to an address of a runner whose run directory is `run_dir` on this machine.
+    """Return a socket connected to an address of a runner whose run directory is `run_dir` on this machine.
 
     Raises:
         WireError: nothing listens there.
@@ -95,7 +94,7 @@ def dial(run_dir: Path, address: str, timeout_s: float = 10.0) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Room for large payloads, no delay for small ones; TCP finds its room by itself, unless it is told."""
+    """Set the buffer size for large payloads, and no delay for small ones; TCP sizes its buffers itself by default."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     else:
@@ -115,26 +114,26 @@ class Frame(NamedTuple):
 
 
 class Connection:
-    """A stream socket that carries frames. `receive` may be called by one thread at a time, everything else by any.
+    """A stream socket that carries frames. Only `receive` is limited to one thread at a time.
 
-    Frames are queued, and one thread at a time writes what is queued. `post` and `flush` never block: they write what
-    the socket takes at once, and leave the rest to a thread that is started when that is needed for the first time.
-    Threads that read, keep time or run callbacks use them. `send` blocks until its frames are written.
+    Frames are queued, and one thread at a time writes the queue. `post` and `flush` never block: they write what the
+    socket accepts at once, and leave the rest to a thread that is started when first needed. They are used by threads
+    that read, keep time or run callbacks. `send` blocks until its frames are written.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         self._sock = sock
-        self._queue: deque[Frame] = deque()  # appended to by any thread, emptied by the one that writes
+        self._queue: deque[Frame] = deque()  # appended to by any thread, emptied by the writing one
         self._urgent: deque[Frame] = deque()  # written before the others
-        self._writing = threading.Lock()  # held by the thread that writes, or from the hand-over to the thread below
-        self._pending: list[Buffer] = []  # what the socket has not taken yet of frames that are being written
+        self._writing = threading.Lock()  # held by the writing thread, or from the hand-over to `_writer`
+        self._pending: list[Buffer] = []  # unsent parts of frames that are being written
         self._writer: threading.Thread | None = None
         self._wake = threading.Semaphore(0)
         self._is_writers_turn = False
         self._broken = ""
         self._closed = False
-        self.stopped_reading = False  # whether the end of what is received was this side's decision
+        self.stopped_reading = False  # whether this side has ended receiving
         self._space = memoryview(bytearray(_READ))
         self._start = self._end = 0
         self._returned: list[Frame] = []
@@ -142,11 +141,11 @@ class Connection:
     # sending ---------------------------------------------------------------------------------------------------
 
     def enqueue(self, *frames: Frame, urgent: bool = False) -> None:
-        """Queue frames, in order; `flush` is to follow. Urgent ones overtake those that are not being written yet."""
+        """Queue frames in order; call `flush` afterwards. Urgent ones overtake those that are not being written yet."""
         (self._urgent if urgent else self._queue).extend(frames)
 
     def flush(self) -> None:
-        """Write what is queued, without blocking: what the socket does not take now is written by another thread.
+        """Write the queue without blocking: what the socket does not accept now is written by another thread.
 
         Raises:
             WireError: the connection is closed or broke; nothing more can be sent on it.
@@ -159,19 +158,19 @@ class Connection:
             except WireError:
                 done = True
                 raise
-            finally:  # also when Ctrl-C strikes here
+            finally:  # even on Ctrl-C
                 if done:
                     self._writing.release()
                 else:
                     self._hand_over()
 
     def post(self, *frames: Frame) -> None:
-        """`enqueue`, then `flush`: never blocks; raises as `flush` does."""
+        """Call `enqueue`, then `flush`: never blocks; raises as `flush` does."""
         self.enqueue(*frames)
         self.flush()
 
     def send(self, *frames: Frame) -> None:
-        """Write frames, in order and after all that is queued; blocks until the socket has taken them.
+        """Write frames, in order and after everything queued; block until the socket has accepted them.
 
         Raises:
             WireError: as `flush`.
@@ -183,18 +182,18 @@ class Connection:
         self._flush_again()
 
     def withdraw(self, kind: int, ident: int) -> bool:
-        """Take a queued frame back; False if it is not among those whose writing has not begun."""
+        """Remove a queued frame; return False if there is none whose writing has not begun."""
         for frame in tuple(self._queue):
             if frame.kind == kind and frame.id == ident:
                 try:
                     self._queue.remove(frame)
-                except (ValueError, IndexError):  # the writing thread was quicker
+                except (ValueError, IndexError):  # the writing thread has just taken it
                     return False
                 return True
         return False
 
     def unsent(self, kind: int) -> set[int]:
-        """The ids of frames of this kind that are queued and whose writing has not begun."""
+        """Return the ids of queued frames of this kind whose writing has not begun."""
         return {frame.id for frame in tuple(self._queue) if frame.kind == kind}
 
     def _check(self) -> None:
@@ -209,7 +208,7 @@ class Connection:
         self._wake.release()
 
     def _write_on(self) -> None:
-        """Write what the socket did not take at once (a thread of its own, which ends with the connection)."""
+        """Write what the socket did not accept at once; in a thread of its own, which ends with the connection."""
         while True:
             self._wake.acquire()
             if not self._is_writers_turn:
@@ -218,20 +217,20 @@ class Connection:
             try:
                 self._write(0)
             except WireError:
-                pass  # the thread that reads notices the same
+                pass  # the reading thread notices the same
             finally:
                 self._writing.release()
             self._flush_again()
 
     def _flush_again(self) -> None:
-        """Write what was queued while this thread was about to stop writing."""
+        """Write frames that were queued while this thread was about to stop writing."""
         try:
             self.flush()
         except WireError:
-            pass  # whoever queued it was told, or is told by the thread that reads
+            pass  # the caller that queued it has got the error, or the reading thread reports it
 
     def _write(self, flags: int) -> bool:
-        """Write what is queued, as the only thread that writes; False if the socket takes no more without blocking."""
+        """Write the queue, as the only writing thread; return False if the socket would block."""
         try:
             for _ in range(_TURNS) if flags else itertools.repeat(None):
                 if not self._pending:
@@ -251,7 +250,7 @@ class Connection:
         return False
 
     def _next_parts(self) -> list[Buffer]:
-        """The pieces of memory of the next frames, those of small ones joined."""
+        """Return the memory blocks of the next frames, joining those of small ones."""
         frames: list[Frame] = []
         size = 0
         while size <= _COALESCE:
@@ -269,10 +268,10 @@ class Connection:
     # receiving -------------------------------------------------------------------------------------------------
 
     def receive(self) -> list[Frame]:
-        """Block until at least one frame is here; returns all that are. An empty list: the other side closed.
+        """Block until a frame has arrived; return all that have. An empty list: the other side closed.
 
         Raises:
-            WireError: the connection broke, or carries bytes that are no frames.
+            WireError: the connection broke, or its bytes are not frames.
         """
         frames, self._returned = self._returned, []
         try:
@@ -294,11 +293,11 @@ class Connection:
         return frames
 
     def put_back(self, frames: list[Frame]) -> None:
-        """Let the next `receive` return these, which came with a frame that was awaited alone."""
+        """Make the next `receive` return these frames, which arrived together with an awaited one."""
         self._returned = frames
 
     def stop_reading(self) -> None:
-        """Let `receive` return what has arrived, and then tell the end; sending goes on."""
+        """Make `receive` return what has arrived and then the end of the stream; sending is still possible."""
         self.stopped_reading = True
         try:
             self._sock.shutdown(socket.SHUT_RD)
@@ -316,7 +315,7 @@ class Connection:
         self._wake.release()
 
     def abandon(self) -> None:
-        """Close this process's descriptor and nothing else: in a forked child, whose parent goes on using it."""
+        """Close only this process's descriptor: in a forked child, whose parent still uses the connection."""
         self._closed = True
         self._sock.close()
 
@@ -326,7 +325,7 @@ class Connection:
         self._start, self._end = 0, rest
 
     def _next(self) -> Frame | None:
-        """The next frame out of what has been read; None if it must be waited for."""
+        """Return the next frame from what has been read; None if it is incomplete."""
         here = self._end - self._start
         if here < HEADER.size:
             return None
@@ -344,7 +343,7 @@ class Connection:
         return Frame(kind, ident, head)
 
     def _large(self, kind: int, ident: int, n_buffers: int, head_size: int) -> Frame:
-        """Read the rest of the frame that begins at `_start` straight into its final memory."""
+        """Read the rest of the frame that begins at `_start` directly into its final memory."""
         self._start += HEADER.size
         sizes = [size for (size,) in _SIZE.iter_unpack(self._read(n_buffers * _SIZE.size))]
         if any(size > _MAX_BYTES for size in sizes):
@@ -353,7 +352,7 @@ class Connection:
         return Frame(kind, ident, head, [self._read(n) for n in sizes])
 
     def _read(self, size: int) -> memoryview:
-        """Exactly `size` bytes in memory of their own: first what is buffered, then from the socket."""
+        """Return exactly `size` bytes in separate memory: first what is buffered, then from the socket."""
         target = allocate(size)
         done = min(size, self._end - self._start)
         target[:done] = self._space[self._start : self._start + done]
@@ -367,7 +366,7 @@ class Connection:
 
 
 def _parts(frames: Sequence[Frame]) -> tuple[list[Buffer], int]:
-    """The pieces of memory to write for these frames, and their length together."""
+    """Return the memory blocks to write for these frames, and their total length."""
     parts: list[Buffer] = []
     total = 0
     for kind, ident, head, buffers in frames:
@@ -381,7 +380,7 @@ def _parts(frames: Sequence[Frame]) -> tuple[list[Buffer], int]:
 
 
 def _drop_sent(pending: list[Buffer], sent: int) -> None:
-    """Take what has been sent off the front of these pieces of memory."""
+    """Remove the sent bytes from the beginning of these memory blocks."""
     done = 0
     while done < len(pending) and sent >= (size := memoryview(pending[done]).nbytes):
         sent -= size
@@ -399,17 +398,17 @@ _lock = threading.Lock()
 
 
 def allocate(size: int) -> memoryview:
-    """Writable memory of that size, whose content is undefined: a large one in huge pages that are used again.
+    """Return writable memory of this size with undefined content; large blocks use huge pages and are reused.
 
     Fresh pages cost more than the copy into them: 64 MB took a worker 57 ms of processor time in fresh memory and 25 ms
-    in memory it had used before. A block is free again when nobody views it any more, which its reference count tells:
-    each view of it, and each array that uses one, holds a reference.
+    in reused memory. A block is free again when no view of it exists, as shown by its reference count: each view of it,
+    and each array that uses one, holds a reference.
     """
     if size < _HUGE:
         return memoryview(bytearray(size))
     with _lock:
         for number in range(len(_blocks)):
-            # the lock is held until the view is there: nobody else finds the block unused
+            # the lock is held until the view exists, so that no other thread finds the block unused
             if size <= len(_blocks[number]) < 2 * size and sys.getrefcount(_blocks[number]) == _UNUSED:
                 return memoryview(_blocks[number])[:size]
     block = _fresh(size)
@@ -417,24 +416,24 @@ def allocate(size: int) -> memoryview:
     with _lock:
         _blocks.append(block)
         while sum(map(len, _blocks)) > _KEPT:
-            del _blocks[0]  # whoever uses it keeps it
+            del _blocks[0]  # it lives on while it is in use
     return view
 
 
 def _fresh(size: int) -> mmap.mmap:
-    # private, because for shared memory, which is Python's default, many systems have huge pages switched off
+    # private, because many systems disable huge pages for shared memory, which is Python's default
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     block = mmap.mmap(-1, size, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             block.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass  # a kernel without huge pages: slower, not wrong
+            pass  # a kernel without huge pages: slower, but correct
     return block
 
 
 def _count_of_unused() -> int:
-    """What `getrefcount` says, asked as in `allocate`, of a block that only the list knows."""
+    """Return what `getrefcount` returns, called as in `allocate`, for a block that is only in the list."""
     blocks = [mmap.mmap(-1, 4096)]
     return sys.getrefcount(blocks[0])
 

@@ -1,9 +1,9 @@
 """Mutual authentication before anything else is read, then the comparison of versions.
 
 Both sides send `magic, protocol, nonce`. Each then proves with HMAC-SHA256 over both nonces that it holds the node's
-key: the runner first, so that a client never answers an impostor. Each node has a key of its own. The label of the
-endpoint (node and process) and the name of the encrypted channel, where there is one, are part of the proof, so that a
-connection cannot be passed on to another process or through another channel. Nothing is unpickled here.
+key: the runner first, so that a client never answers an impostor. Each node has its own key. The label of the endpoint
+(node and process) and the identifier of the encrypted channel, if there is one, are part of the proof, so that a
+connection cannot be relayed to another process or through another channel. Nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from skyward.system import socket, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import KEY_BYTES, PROTOCOL, Kind, decode, encode
 
-TIMEOUT_S = 10.0  # for the whole handshake; a peer that is slower is not one of ours
+TIMEOUT_S = 10.0  # for the whole handshake; a legitimate peer is faster
 _MAGIC = b"SKYWARD\0"
 _HELLO = struct.Struct("!8sH32s")
 _PROOF_BYTES = 32
 
 
 def new_key() -> bytes:
-    """A fresh key for one start of one node."""
+    """Return a fresh key for one start of one node."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def versions() -> dict[str, Any]:
-    """What this side runs, as compared at connect."""
+    """Return the versions of this side, which are compared at connection."""
     import cloudpickle
 
     return {
@@ -44,28 +44,28 @@ def versions() -> dict[str, Any]:
 
 
 def agent_endpoint(node: int) -> str:
-    """The name under which a node's agent is authenticated."""
+    """Return the name under which a node's agent is authenticated."""
     return f"node {node} agent"
 
 
 def worker_endpoint(node: int, worker: int, generation: int) -> str:
-    """The name under which a worker is authenticated; `generation` counts its restarts."""
+    """Return the name under which a worker is authenticated; `generation` counts its restarts."""
     return f"node {node} worker {worker}.{generation}"
 
 
 def connect(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b"") -> Connection:
-    """The client's side.
+    """Perform the client's side of the handshake.
 
     Args:
         sock: a connected stream socket; closed on failure.
         key: the node's key.
         endpoint: what the socket should lead to, such as "node 1 agent".
-        channel: what names the encrypted channel that the socket leads through, as both of its ends know it: for TLS
-            the hash of the certificate that the node's end has shown. Empty where there is none.
+        channel: identifier of the encrypted channel that the socket uses, known to both its ends: for TLS the hash of
+            the certificate presented by the node's end. Empty if there is none.
 
     Raises:
-        AuthenticationError: the other side does not hold the key, or is not what it should be.
-        VersionError: it runs versions this client cannot work with.
+        AuthenticationError: the other side does not hold the key, or is another endpoint.
+        VersionError: its versions are incompatible with this client's.
         WireError: the connection broke.
     """
     deadline = time.monotonic() + TIMEOUT_S
@@ -85,7 +85,7 @@ def connect(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b""
         if not frames or frames[0].kind != Kind.VERSIONS:
             raise AuthenticationError(f"{endpoint} refused this client: the keys differ.")
         check_versions(versions(), decode(frames[0].head), endpoint)
-        connection.put_back(frames[1:])  # an agent may have news at once
+        connection.put_back(frames[1:])  # an agent may send messages at once
         return connection
     except OSError as error:
         sock.close()
@@ -96,7 +96,7 @@ def connect(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b""
 
 
 def accept(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b"") -> Connection:
-    """The runner's side; closes the socket and raises as `connect` does."""
+    """Perform the runner's side of the handshake; closes the socket and raises as `connect` does."""
     deadline = time.monotonic() + TIMEOUT_S
     try:
         ours, theirs = _exchange_hellos(sock, "the client", deadline)
@@ -147,7 +147,10 @@ def _exchange_hellos(sock: socket.socket, peer: str, deadline: float) -> tuple[b
 
 
 def _proof(key: bytes, side: bytes, endpoint: str, channel: bytes, client_nonce: bytes, runner_nonce: bytes) -> bytes:
-    """One reading only: neither side nor endpoint has a zero byte, and the nonces have a fixed length."""
+    """Return the proof of one side.
+
+    Its input is unambiguous: neither side nor endpoint has a zero byte, and the nonces have a fixed length.
+    """
     said = b"\0".join((_MAGIC, side, endpoint.encode(), channel, client_nonce + runner_nonce))
     return hmac.digest(key, said, "sha256")
 
@@ -164,5 +167,5 @@ def _receive(sock: socket.socket, size: int, peer: str, deadline: float) -> byte
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:
-    """Let the next operation take no longer than what is left of the whole handshake's time."""
+    """Limit the next operation to the time left for the whole handshake."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Functions, arguments, results and exceptions as bytes, and back.
+"""Serialisation of functions, arguments, results and exceptions.
 
-Pickle protocol 5 through cloudpickle, so that what lives in `__main__` travels by value; large buffers stay out of the
-pickle and are never copied here. So do large byte strings, such as whole files, which are none of pickle's buffers.
-Only call `loads` and `load_exception` on what an authenticated peer sent.
+Uses pickle protocol 5 through cloudpickle, so that objects of `__main__` are sent by value; large buffers stay outside
+of the pickle and are never copied here. The same applies to large byte strings, such as whole files, which are not
+buffers for pickle. Only call `loads` and `load_exception` on data from an authenticated peer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from skyward.wire import exceptions, reasons, tensors
 from skyward.wire.exceptions import said
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
-_LARGE = 1 << 20  # bytes; the pickler hands strings of 64 KiB and more to `write` as they are, and frames of about that
+_LARGE = 1 << 20  # bytes; the pickler calls `write` with each string of 64 KiB and more, and with frames of about that
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
-_PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
-_ARRAYS = frozenset({"ndarray", "memmap"})  # by themselves numpy pickles them as writable where they are no plain array
-_LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one travels as text
+_PLAIN_ITEMS = 32  # checking more items costs more than the general pickler
+_ARRAYS = frozenset({"ndarray", "memmap"})  # numpy pickles them as writable unless they are plain arrays
+_LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one is sent as text
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 REMEDY = (
@@ -43,27 +43,28 @@ Buffer = bytes | bytearray | memoryview
 
 
 class NotDataError(ValueError):
-    """Something is no data; the text completes "The result of f() holds ..."."""
+    """A value is not data; the text completes "The result of f() holds ..."."""
 
 
 class Conceals(Protocol):
-    """Masks secrets in texts."""
+    """An object that masks secrets in texts."""
 
     def conceal(self, text: str, /) -> str: ...
 
 
-# what is pickled in another way ---------------------------------------------------------------------------------------
+# special pickling -----------------------------------------------------------------------------------------------------
 
 
 def _code_with_file(code: CodeType) -> tuple[Any, ...]:
-    """A code object as cloudpickle reduces it, with the file that tracebacks, debuggers and warnings name."""
+    """Reduce a code object like cloudpickle, but with the file named by tracebacks, debuggers and warnings."""
     make, arguments = _reduce_code(code)
     return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, with six things of our own: files of code, decorated functions, views of buffers, exceptions,
-    tensors, and arrays that may not be changed.
+    """cloudpickle's pickler with six special cases.
+
+    These are files of code, decorated functions, views of buffers, exceptions, tensors, and read-only arrays.
     """
 
     dispatch_table: ClassVar = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
@@ -86,7 +87,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def decorated(fn: FunctionType) -> tuple[str, str] | None:
-    """Where `fn` is found as the `.fn` of a module's attribute: a function under `@sky.compute`.
+    """Return where `fn` is the `.fn` of a module's attribute, as for a function under `@sky.compute`; else None.
 
     Such a function is sent by reference like its neighbours, so that it shares its module's globals on the node.
     """
@@ -111,14 +112,14 @@ def undecorated(module: str, qualname: str) -> Any:
 
 
 def _loses_its_flag(array: Any, kind: type) -> bool:
-    """Whether numpy would pickle this array, which may not be changed, as one that may."""
+    """Return whether numpy would pickle this read-only array as a writable one."""
     if kind.__module__.partition(".")[0] != "numpy" or array.flags.writeable:
         return False
     return kind.__name__ == "memmap" or not (array.flags.c_contiguous or array.flags.f_contiguous)
 
 
 def _without_file(array: Any) -> Any:
-    """An array with the same values: a map of a file as what it is in memory, a view with strides as a whole."""
+    """Return a plain array with the same values, without a file map and contiguous."""
     plain = array.view(sys.modules["numpy"].ndarray)
     return plain if plain.flags.c_contiguous or plain.flags.f_contiguous else plain.copy()
 
@@ -139,10 +140,10 @@ def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
 def dumps(
     obj: object, *, what: str = "A value", pickler: Callable[..., pickle.Pickler] = Pickler
 ) -> tuple[bytes, list[memoryview]]:
-    """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
-    what changes them before they are sent changes what is sent.
+    """Pickle `obj`, returning large buffers and byte strings separately.
 
-    An error calls the object `what`, which starts a sentence. `pickler` makes a pickler that replaces some objects.
+    They are views of the original memory: changes before they are sent change what is sent. Errors call the object
+    `what`, which starts a sentence. `pickler` creates a pickler that replaces some objects.
 
     Raises:
         SerializationError: something in it cannot be pickled.
@@ -163,13 +164,13 @@ def dumps(
         pickler(file, 5, in_band).dump(obj)
     except NotDataError as error:
         raise SerializationError(f"{what} holds {error}. {REMEDY}") from error
-    except Exception as error:  # reducers are other people's code and may raise anything
+    except Exception as error:  # reducers are foreign code and may raise anything
         raise reasons.unpicklable(what, obj, error, _pickle) from reasons.cause_of(error)
     return file.head(), file.large + buffers
 
 
 def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
-    """Pickle the arguments of the function named `of`; `loads` gives `(args, kwargs)`.
+    """Pickle the arguments of the function named `of`; `loads` returns `(args, kwargs)`.
 
     Raises:
         SerializationError: one of them cannot be pickled; the message says which.
@@ -180,13 +181,13 @@ def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str
         whole = error
     named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
     named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
-    for name, arg in named:  # the first that fails by itself raises with its own name
+    for name, arg in named:  # the first that fails alone raises with its own name
         dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
     raise whole
 
 
 def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
-    """Pickle a function: a 16-byte digest of its content, and the pickle.
+    """Pickle a function; return a 16-byte digest of its content, and the pickle.
 
     Raises:
         SerializationError: it, or something it refers to, cannot be pickled.
@@ -199,7 +200,7 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
 
 
 def _plain(obj: object, depth: int) -> bool:
-    """Whether `obj` is small and made of exact built-in types only, so that the plain pickler does as well."""
+    """Return whether `obj` is small and consists only of exact built-in types, so that the plain pickler suffices."""
     kind = type(obj)
     if kind in _SCALARS:
         return True
@@ -216,7 +217,7 @@ def _plain(obj: object, depth: int) -> bool:
         return False
     if len(items) > _PLAIN_ITEMS:
         return False
-    for item in items:  # noqa: SIM110 - all() with a generator takes three times as long, on the way of every call
+    for item in items:  # noqa: SIM110 - all() with a generator takes three times as long, in every call
         if type(item) not in _SCALARS and not _plain(item, depth - 1):
             return False
     return True
@@ -229,13 +230,13 @@ def _pickle(obj: object) -> bytes:
 
 
 def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload", only_data: bool = False) -> Any:
-    """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
+    """Unpickle the result of `dumps`. The value uses the memory of `buffers`: arrays are writable if the buffers are.
 
-    An error calls the object `what`, which starts a sentence. `only_data`: take only what `data.Pickler` has made, and
-    run no code whoever has made it.
+    Errors call the object `what`, which starts a sentence. `only_data`: accept only what `data.Pickler` has written,
+    and run no code, whoever has written it.
 
     Raises:
-        SerializationError: it cannot be unpickled here, mostly for want of a module; or it is not only data.
+        SerializationError: it cannot be unpickled here, usually because a module is missing; or it is not only data.
     """
     pause = len(data) >= _GC_PAUSE and gc.isenabled()
     try:
@@ -253,7 +254,7 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
         raise SerializationError(reasons.missing_module(what, error)) from error
     except (exceptions.Stopping, KeyboardInterrupt):
         raise
-    except BaseException as error:  # constructors are other people's code and may raise anything
+    except BaseException as error:  # constructors are foreign code and may raise anything
         raise SerializationError(f"{what} cannot be unpickled {reasons.where_of(error)}: {said(error)}.") from error
     finally:
         if pause:
@@ -273,11 +274,11 @@ def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
 
 
 def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes:
-    """Pickle an exception raised by user code, with the text of its traceback and of its own causes.
+    """Pickle an exception raised by user code, with the text of its traceback and those of its causes.
 
-    Texts are masked, also those that the exception was made of.
+    Texts are masked, including those in the exception itself.
 
-    Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
+    Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), is sent as text.
     """
     record = exceptions.Record.of(error)
     record = record._replace(
@@ -295,21 +296,21 @@ def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes
 
 
 def _pickled(error: BaseException, record: exceptions.Record) -> bytes:
-    """The exception, which can be rebuilt here: one that cannot would not be there either."""
+    """Return the pickled exception if it can be rebuilt here; if it cannot, it could not be on the client either."""
     data = _pickle(error)
     if len(data) > _LARGEST_ERROR:
         raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
     error = pickle.loads(data)
-    if issubclass(type(error), BaseException):  # the client says what else its class makes
+    if issubclass(type(error), BaseException):  # the client reports if its class makes something else
         record._replace(trace="").complete(error)
     return data
 
 
 def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
-    """The exception that `dump_exception` was given, its remote traceback as its cause.
+    """Return the exception passed to `dump_exception`, with its remote traceback as its cause.
 
-    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt, or is not to
-    be: `only_data` unpickles none, and rebuilds none but skyward's own, from their texts.
+    If the exception cannot be rebuilt, return a `RemoteError` with the name of its type, its text and its traceback.
+    `only_data` unpickles none, and rebuilds only skyward's own, from their texts.
     """
     record = load_record(data)
     if only_data:
@@ -325,7 +326,7 @@ def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
 
 
 def load_record(data: Buffer) -> exceptions.Record:
-    """What `dump_exception` has made, as texts; nothing in it is run, and what is no such record is told in one."""
+    """Return the texts written by `dump_exception`, running nothing; invalid data results in a record that says so."""
     try:
         found = _load_built_in(data)
         kinds = (str, str, str, bool, tuple, bytes | None, str)
@@ -346,7 +347,7 @@ def _rebuilt(data: bytes, record: exceptions.Record) -> BaseException:
 
 
 def noted(error: BaseException, note: str) -> BaseException:
-    """The exception with a note added, also when its class forbids attributes to be set."""
+    """Return the exception with a note added, even if its class forbids setting attributes."""
     exceptions.tried(lambda: exceptions.add_note(error, note), lambda _: None)
     return error
 
@@ -355,19 +356,19 @@ def noted(error: BaseException, note: str) -> BaseException:
 
 
 class _NamesError(ValueError):
-    """A pickle names something that is no built-in value."""
+    """A pickle refers to something that is not a built-in value."""
 
 
 def _load_built_in(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
-    """The value of a pickle of built-in values only, at full speed; `data` reads those that hold arrays and the like.
+    """Return the value of a pickle of built-in values only, at full speed; for others, such as arrays, see `data`.
 
     Nothing that a pickle names is looked up, so there is nothing that it could call.
 
     Raises:
-        _NamesError: it names something.
-        Exception: it is broken.
+        _NamesError: it refers to a name.
+        Exception: it is damaged.
     """
-    copyreg.clear_extension_cache()  # the one way from a pickle to an object that does not ask `find_class`
+    copyreg.clear_extension_cache()  # the only way from a pickle to an object that bypasses `find_class`
     file, rest = opened(data, buffers)
     return _Unpickler(file, buffers=rest).load()
 
@@ -377,16 +378,16 @@ class _Unpickler(pickle.Unpickler):
         raise _NamesError(f"{str(module)[:80]}.{str(name)[:80]}")
 
 
-# pickles with byte strings beside them --------------------------------------------------------------------------------
+# pickles with separate byte strings -----------------------------------------------------------------------------------
 
 
-_MARK = 0  # no pickle starts with it
+_MARK = 0  # no pickle starts with this byte
 _COUNT = struct.Struct("<BI")
 _PLACE = struct.Struct("<Q")
 
 
 class _Writer:
-    """The file a pickler writes to."""
+    """The file that a pickler writes to."""
 
     def __init__(self) -> None:
         self._small: list[bytes] = []
@@ -395,17 +396,17 @@ class _Writer:
         self.large: list[memoryview] = []
 
     def write(self, part: bytes | memoryview) -> int:
-        """Take a part of the pickle."""
+        """Store a part of the pickle."""
         if type(part) is bytes and len(part) >= _LARGE:
             self._places.append(self._length)
             self.large.append(memoryview(part))
-        else:  # what is not a byte string is memory that the pickler will use again
+        else:  # memory other than a byte string will be reused by the pickler
             self._small.append(bytes(part))
             self._length += len(part)
         return len(part)
 
     def head(self) -> bytes:
-        """The pickle, or what is left of it, with the places of the parts in `large`."""
+        """Return the pickle, without the parts in `large` but with their positions."""
         if not self.large:
             return b"".join(self._small)
         places = b"".join(map(_PLACE.pack, self._places))
@@ -413,12 +414,12 @@ class _Writer:
 
 
 def _is_split(head: Buffer) -> bool:
-    """Whether some of this pickle's parts are in buffers."""
+    """Return whether some of this pickle's parts are in buffers."""
     return len(head) > 0 and head[0] == _MARK
 
 
 def _joined(head: Buffer, buffers: Sequence[Buffer]) -> tuple[io.BufferedReader, Sequence[Buffer]]:
-    """A file that reads like the whole pickle, and the buffers that are not parts of it."""
+    """Return a file that reads like the whole pickle, and the buffers that are not parts of it."""
     view = memoryview(head)
     _, count = _COUNT.unpack_from(view)
     body = _COUNT.size + count * _PLACE.size
@@ -431,12 +432,12 @@ def _joined(head: Buffer, buffers: Sequence[Buffer]) -> tuple[io.BufferedReader,
 
 
 def opened(data: Buffer, buffers: Sequence[Buffer]) -> tuple[BinaryIO, Sequence[Buffer]]:
-    """A file that reads like the whole pickle, and the buffers beside it."""
+    """Return a file that reads like the whole pickle, and the separate buffers."""
     return _joined(data, buffers) if _is_split(data) else (io.BytesIO(data), buffers)
 
 
 class _Parts(io.RawIOBase):
-    """Reads pieces of memory one after the other."""
+    """A file that reads memory blocks one after the other."""
 
     def __init__(self, parts: list[memoryview]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Why something cannot be sent, or has failed on a node, and what to do: the words of errors and of notes on them."""
+"""Texts of errors and notes: why something cannot be sent or has failed on a node, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from skyward.errors import ConfigError, SerializationError
 from skyward.model.instance import CODE_DIR, ENV_VAR, InstanceInfo
 from skyward.wire.exceptions import said
 
-Pickle = Callable[[object], object]  # raises for what cannot be pickled
-_MAX_TRIES = 300  # objects that are pickled again on the way down
+Pickle = Callable[[object], object]  # raises if the object cannot be pickled
+_MAX_TRIES = 300  # maximum number of objects pickled again in the search
 _MAX_DEPTH = 12
 _NO_GPU = re.compile(
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device"
@@ -33,7 +33,7 @@ _STAYS = (
 
 
 def unpicklable(what: str, obj: object, error: Exception, pickle: Pickle) -> SerializationError:
-    """The error for a value, or for the part of it that cannot be pickled."""
+    """Return the error for a value, naming the part that cannot be pickled."""
     inner = path_of(obj, pickle)
     found = f"{inner} of it gives {said(error)}" if inner else said(error)
     if "cannot pickle 'generator'" in found:
@@ -46,7 +46,7 @@ def unpicklable(what: str, obj: object, error: Exception, pickle: Pickle) -> Ser
 
 
 def unpicklable_function(fn: Callable[..., Any], error: Exception, pickle: Pickle) -> SerializationError:
-    """The error for a function, with what of the variables it uses cannot be pickled."""
+    """Return the error for a function, naming the variable it uses that cannot be pickled."""
     name = getattr(fn, "__qualname__", None) or repr(fn)
     inner = path_of(fn, pickle)
     found = f"{inner.removeprefix('.')}, which it uses, gives {said(error)}" if inner else said(error)
@@ -59,7 +59,7 @@ def unpicklable_function(fn: Callable[..., Any], error: Exception, pickle: Pickl
 
 
 def path_of(value: object, pickle: Pickle) -> str:
-    """Where in a value the innermost part is that cannot be pickled: "['model'].lock"; empty where it is all of it.
+    """Return the path to the innermost unpicklable part of a value, "['model'].lock"; empty if it is the whole value.
 
     Follows items of built-in containers and attributes.
     """
@@ -80,13 +80,13 @@ def path_of(value: object, pickle: Pickle) -> str:
 def _works(pickle: Pickle, value: object) -> bool:
     try:
         pickle(value)
-    except Exception:  # reducers are other people's code and may raise anything; that it does is the answer
+    except Exception:  # reducers are foreign code; any exception counts
         return False
     return True
 
 
 def _refuses(value: object) -> bool:
-    """Whether its class says by itself that it cannot be pickled, so that nothing in it need be looked for."""
+    """Return whether the class itself refuses to be pickled, so that its contents need not be searched."""
     return type(value).__reduce__ is not object.__reduce__ and not _works(lambda it: it.__reduce__(), value)
 
 
@@ -110,7 +110,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The global names that a function uses, and those of the functions inside it."""
+    """Yield the global names used by a function and by the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -118,7 +118,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def cause_of(error: Exception) -> Exception | None:
-    """The error of a pickler, if its frames say where in the user's code it was raised."""
+    """Return the pickler's error if its frames show where in the user's code it was raised."""
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__"))
@@ -145,7 +145,7 @@ def _remedy(error: ModuleNotFoundError) -> str:
 
 
 def where_of(error: BaseException) -> str:
-    """Where something was unpickled: on the node or here, and the module whose import failed."""
+    """Return where unpickling failed: on the node or here, with the module whose import failed."""
     imported, trace = "", error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_name == "<module>":
@@ -159,7 +159,7 @@ def where_of(error: BaseException) -> str:
 
 
 def advice_on(error: BaseException, text: str) -> tuple[str, ...]:
-    """What to do about an exception that was raised on a node, if that is known."""
+    """Return what to do about an exception raised on a node, if that is known."""
     notes = []
     if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
         notes.append("Of local modules only Python files are sent: add other files to Image(includes=[...]).")
@@ -174,7 +174,7 @@ def advice_on(error: BaseException, text: str) -> tuple[str, ...]:
 
 
 def _of_pool(text: str) -> str:
-    """A sentence for a node's exception of this text; "" for most."""
+    """Return the advice for the text of a node's exception; usually ""."""
     if _NO_GPU.search(text) and not _accelerators():
         return "The pool's nodes have no GPU: ask for some, ComputePool(accelerator='A100'), or compute on the CPU."
     if _NO_GROUP.search(text):
@@ -188,18 +188,18 @@ def _of_pool(text: str) -> str:
 def _accelerators() -> int:
     try:
         place = InstanceInfo.current()
-    except ConfigError:  # the function has changed what says it
+    except ConfigError:  # the function has changed the variable
         return 0
     return 0 if place is None else place.accelerators
 
 
 def _full(error: OSError) -> str:
-    """Which of a node's file systems has no room left, and how it gets some."""
+    """Return which of a node's file systems is full, and how to get more space."""
     asked = [Path(name).parent for name in (error.filename,) if isinstance(name, str)]
     for folder in (*asked, Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()):
         try:
             usage = shutil.disk_usage(folder)
-        except OSError:  # it is not there
+        except OSError:  # it does not exist
             continue
         if usage.free < usage.total / 100:
             size = f"{folder} on this node is full, {usage.total / 1e9:.3g} GB in all."

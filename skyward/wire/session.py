@@ -1,7 +1,7 @@
 """Frames between a client and the program `skyward.runner.entry.session`, which runs one command on a node for it.
 
-A frame is a byte for its kind, four for the length of what follows, and that. The client may send as many bytes of
-input as `WINDOW` allows beyond those that the node has told it were taken, so that signals never wait behind input.
+A frame has one byte for its kind, four for the length of its content, and the content. The client may send at most
+`WINDOW` bytes of input that the node has not acknowledged as taken, so that signals never wait behind input.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from typing import Any
 
 from skyward.errors import WireError
 
-WINDOW = 1 << 20  # bytes of input under way
+WINDOW = 1 << 20  # bytes of input in flight
 MOST = 1 << 20  # bytes in a frame
 _HEAD = struct.Struct(">BI")
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """Kind of a frame, with its content."""
 
     START = 1  # to the node: a JSON object, see `skyward.runner.entry.session.Order`
     INPUT = 2  # bytes for the command's standard input
     END = 3  # its input has ended
     SIZE = 4  # [rows, columns] of the terminal
-    SIGNAL = 5  # a signal's number
+    SIGNAL = 5  # number of a signal
 
     OUTPUT = 16  # to the client: bytes of standard output
-    ERRORS = 17  # of standard error
-    TAKEN = 18  # how many bytes of input were taken
+    ERRORS = 17  # bytes of standard error
+    TAKEN = 18  # number of bytes of input taken
     EXIT = 19  # {"status": number or null, "signal": number or null}; nothing follows
     FAILED = 20  # {"status": number, "text": sentence}: the command could not be started; nothing follows
     LOST = 21  # a sentence: the node has ended, and with it the command; nothing follows
 
 
 def encode(kind: Kind, content: bytes | memoryview = b"") -> bytes:
-    """A frame."""
+    """Return a frame."""
     return b"".join((_HEAD.pack(kind, len(content)), content))
 
 
 def encode_json(kind: Kind, value: Any) -> bytes:
-    """A frame that holds a JSON value."""
+    """Return a frame with a JSON value."""
     return encode(kind, json.dumps(value).encode())
 
 
 class Decoder:
-    """Finds the frames in what arrives."""
+    """Splits received data into frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """The frames that are complete with this data.
+        """Yield the frames completed by this data.
 
         Raises:
-            WireError: these are no frames.
+            WireError: the data is not a sequence of frames.
         """
         self._data += data
         while len(self._data) >= _HEAD.size:

@@ -1,6 +1,6 @@
 """TLS 1.3 for connections that cross a network: each side knows the other's one certificate and trusts no other.
 
-What comes out is an ordinary socket again (`splice`), so that frames and handshake are the same as everywhere.
+`splice` turns it into an ordinary socket, so that frames and handshake are the same as elsewhere.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from skyward.system import select, socket, threading
 
 _CHUNK = 1 << 18
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
-# what a socket raises that can do nothing at the moment
+# raised by a socket that would block
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One side of a pool's connections: its own certificate with its private key, and the other side's certificate.
+    """One side of a pool's connections: its certificate with its private key, and the other side's certificate.
 
     Attributes:
         certificate: PEM.
         private_key: PEM.
-        peer: PEM; the one certificate that the other side may show.
+        peer: PEM; the only certificate accepted from the other side.
     """
 
     certificate: str
@@ -34,22 +34,22 @@ class Identity:
 
     @property
     def end_point(self) -> bytes:
-        """What connections to this side are named by inside them."""
+        """The identifier of this side's connections, used inside them."""
         return end_point(ssl.PEM_cert_to_DER_cert(self.certificate))
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """What TLS sockets of this side are made with.
+        """Return the context for TLS sockets of this side.
 
-        Names are not compared: a certificate is known as a whole, whatever address it is shown at.
+        Host names are not checked: a certificate is recognised as a whole, whatever the address.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if server:
-            context.num_tickets = 0  # nobody resumes
+            context.num_tickets = 0  # no session is resumed
         context.load_verify_locations(cadata=self.peer)
-        # the ssl module takes a key from a file only; these have no name that could be left when this process is killed
+        # the ssl module reads keys from files only; these have no names, so none is left if this process is killed
         with tempfile.TemporaryFile() as certificate, tempfile.TemporaryFile() as key:
             for file, text in ((certificate, self.certificate), (key, self.private_key)):
                 file.write(text.encode())
@@ -59,21 +59,21 @@ class Identity:
 
 
 def end_point(certificate: bytes) -> bytes:
-    """What names a connection to whoever shows this certificate (DER) inside it: `tls-server-end-point` of RFC 5929."""
+    """Return `tls-server-end-point` of RFC 5929 for this certificate (DER): it identifies a connection inside it."""
     return hashlib.sha256(certificate).digest()
 
 
 def plain_end(tls: ssl.SSLSocket, name: str) -> socket.socket:
-    """A plain socket that leads through a TLS connection, which a thread of that name serves and closes at its end."""
+    """Return a plain socket connected to a TLS connection by a thread of that name, which finally closes the latter."""
     near, far = socket.socketpair()
     threading.Thread(target=splice, args=(far, tls), name=name, daemon=True).start()
     return near
 
 
 def splice(plain: socket.socket, tls: ssl.SSLSocket) -> None:
-    """Pass bytes on in both directions until one side ends; what that one has said is delivered, and both are closed.
+    """Pass bytes on in both directions until one side ends; deliver what it has sent, and close both.
 
-    One thread serves both directions, because a TLS socket is not safe in the hands of two in all supported Pythons.
+    One thread serves both directions, because not all supported Pythons allow two threads to use a TLS socket.
     """
     plain.setblocking(False)
     tls.setblocking(False)
@@ -83,7 +83,7 @@ def splice(plain: socket.socket, tls: ssl.SSLSocket) -> None:
             if not (out.step() | back.step()):
                 poll = select.poll()
                 for sock, events in ((plain, out.waits_for | back.blocks_on), (tls, back.waits_for | out.blocks_on)):
-                    if events:  # one that nothing is wanted of would wake us again and again once it has hung up
+                    if events:  # an idle socket that has hung up would wake the poll again and again
                         poll.register(sock, events)
                 poll.poll()
     finally:
@@ -93,32 +93,32 @@ def splice(plain: socket.socket, tls: ssl.SSLSocket) -> None:
 
 
 class _Flow:
-    """One direction: reads when all it had is written."""
+    """One direction: it reads when everything read before has been written."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
         self._source, self._target = source, target
         self._space = memoryview(bytearray(_CHUNK))
-        self._left = self._space[:0]  # read, and not written yet
+        self._left = self._space[:0]  # read, but not written yet
         self._ended = False
-        self._deaf = False  # nobody reads at the other end; what comes for it is read and dropped
+        self._deaf = False  # the target has closed; data for it is read and dropped
 
     @property
     def done(self) -> bool:
-        """Whether the source has ended, and all that it has said is written."""
+        """Whether the source has ended and all of its data has been written."""
         return self._ended and not self._left
 
     @property
     def waits_for(self) -> int:
-        """The events of the source that matter now."""
+        """The events of the source to wait for."""
         return 0 if self._left or self._ended else _READ
 
     @property
     def blocks_on(self) -> int:
-        """Those of the target."""
+        """The events of the target to wait for."""
         return select.POLLOUT if self._left else 0
 
     def step(self) -> bool:
-        """Do what can be done without waiting; whether that was anything."""
+        """Do what is possible without blocking; return whether that was anything."""
         return self._write() if self._left else self._read()
 
     def _read(self) -> bool:
@@ -128,7 +128,7 @@ class _Flow:
             count = self._source.recv_into(self._space)
         except _LATER:
             return False
-        except OSError:  # it broke, or was cut off without TLS's goodbye: the frames inside know their lengths
+        except OSError:  # broken or closed without TLS's close_notify: frames have lengths, so a truncation is noticed
             count = 0
         self._ended = count == 0
         self._left = self._space[:count]
@@ -146,8 +146,8 @@ class _Flow:
 
 
 def _hang_up(tls: ssl.SSLSocket) -> None:
-    """Say TLS's goodbye, if that takes no waiting."""
+    """Send TLS's close_notify, if possible without blocking."""
     try:
         tls.unwrap()
     except (OSError, ValueError):
-        pass  # the other side is gone, or has not said its own yet
+        pass  # the other side has closed, or has not sent its own yet

@@ -144,7 +144,6 @@ def ports(pool: str, slot: int) -> tuple[int, ...]:
 def local_address(managers: list[str]) -> str:
     """Return the machine's address in the network through which it reaches a manager of its swarm.
 
-
     Raises:
         OSError: no manager can be reached.
     """
@@ -163,7 +162,6 @@ def local_address(managers: list[str]) -> str:
 
 def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
     """Return a listening socket at the first free port.
-
 
     Raises:
         OSError: none of them is free.

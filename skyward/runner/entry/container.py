@@ -121,7 +121,6 @@ def free_port() -> int:
 def gain_no_privileges() -> None:
     """Prevent this process and all it starts from gaining privileges through programs, permanently: prctl(2).
 
-
     Raises:
         OSError: the kernel refuses.
     """
@@ -130,7 +129,6 @@ def gain_no_privileges() -> None:
 
 def adopt_orphans() -> None:
     """Make processes that lose their parent children of this process, whatever their session.
-
 
     Raises:
         OSError: the kernel refuses.
@@ -171,7 +169,6 @@ def volumes() -> list[str]:
 
 def remove_files(known: Mapping[str, int], keep: Collection[str]) -> None:
     """Remove files added or changed since `files` returned `known`, except those in `keep`.
-
 
     Raises:
         NotCleanError: something cannot be removed.
@@ -257,7 +254,6 @@ def end_processes() -> None:
     The latter are clients that request the container, and a person's shell: their parent is outside of the container.
     All processes started by a client's programs are killed, whatever their session and current parent.
 
-
     Raises:
         NotCleanError: some do not end.
     """
@@ -288,7 +284,6 @@ def _line(pid: int, parents: Mapping[int, int]) -> list[int]:
 def _parents(of_gone: int = 0) -> dict[int, int]:
     """Return the parent of each process that has not ended, 0 if the parent is not in this container.
 
-
     Args:
         of_gone: the parent to return for processes that end meanwhile.
     """
@@ -318,7 +313,6 @@ def _kill(pid: int) -> None:
 
 def remove_ipc() -> None:
     """Remove all System V shared memory, semaphores and message queues that belong to the container.
-
 
     Raises:
         NotCleanError: one cannot be removed.

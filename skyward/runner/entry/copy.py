@@ -107,7 +107,6 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
     """Write trees to a stream and return the number of their entries. A path that is itself a link is followed.
 
-
     Raises:
         CopyError: a path does not exist.
     """
@@ -173,7 +172,6 @@ class _OfSize:
 class Destination:
     """The destination of trees, as for `cp -r`: into a folder that exists; else the path becomes the copy itself.
 
-
     Args:
         path: the destination; "" for the working directory.
         several: whether more than one tree is copied, which requires a folder.
@@ -196,7 +194,6 @@ class Destination:
     def root(self, top: str, *, is_folder: bool) -> Path:
         """Return the path of the copy of a tree with this name.
 
-
         Raises:
             CopyError: a file cannot be copied there.
         """
@@ -209,7 +206,6 @@ class Destination:
 
 def unpack(source: Readable, into: Destination, note: Note, tops: Collection[str] | None = None) -> int:
     """Read trees from a stream, and return the number of entries copied.
-
 
     Args:
         source: the stream.
@@ -275,7 +271,6 @@ class _Receiver:
 
     def _target(self, member: tarfile.TarInfo) -> Path:
         """Return the path to which an entry is written.
-
 
         Raises:
             _RefusedError: its name or its link leads out of the destination.

@@ -94,7 +94,6 @@ class Kind(IntEnum):
 class Relay:
     """One end of the byte stream.
 
-
     Args:
         write: sends bytes through the stream; called by one thread at a time.
         dial: opens the connection for one accepted at the other end; raises OSError.
@@ -123,7 +122,6 @@ class Relay:
 
     def feed(self, data: bytes) -> None:
         """Process bytes received from the stream. Never blocks.
-
 
         Raises:
             WireError: the data is not from a relay.

@@ -44,7 +44,6 @@ _RUNNER, _WORKER = "skyward.runner", "skyward.runner.worker"
 class Order:
     """The request of a client.
 
-
     Attributes:
         argv: the command; empty for a shell, which is bash if the node has it, else sh.
         pool, node: the node whose environment is used.
