@@ -271,8 +271,8 @@ class Ending:
     """How a command ended.
 
     Attributes:
-        status: its exit status; 128 plus the signal's number, as in shells; 126 or 127 if it did not start. text: why
-            it did not start, as a sentence; "" if it did.
+        status: its exit status; 128 plus the signal's number, as in shells; 126 or 127 if it did not start.
+        text: why it did not start, as a sentence; "" if it did.
     """
 
     status: int

@@ -168,8 +168,7 @@ def _bindable(port: int) -> bool:
 
 
 class PortForward:
-    """A local port whose connections are forwarded elsewhere until it is closed. Only users of this machine can reach
-    it.
+    """A local port that forwards connections until it is closed. Only users of this machine can reach it.
 
     Args:
         dial: opens the remote connection for each local one; if it fails, the local connection is closed.
@@ -278,8 +277,7 @@ def check_platform(platform: str) -> None:
 def runs(platform: str) -> bool | None:
     """Return whether the kernel starts programs of a platform; None if that cannot be tried.
 
-    The registrations of binfmt_misc are not readable everywhere, in particular not in containers, so a program is
-    started.
+    The registrations of binfmt_misc are not readable everywhere, least of all in containers, so it is tried.
     """
     if platform not in _EXITS or not hasattr(os, "memfd_create"):  # only Linux has it
         return None

@@ -229,10 +229,9 @@ class RunnerNode:
         return replace(ended, log=self._output.tail)
 
     def unfinished(self, worker: int) -> Sequence[Unfinished]:
-        """Return beginnings of lines that a worker had printed when the node ended; empty if this client cannot read
-        them.
+        """Return beginnings of lines that a worker had printed when the node ended; empty if they cannot be read.
 
-        It cannot on other machines, and where the container's programs run as a different user from the client.
+        That is so on other machines, and where the container's programs run as a different user from the client.
         """
         if self._directory is None:
             return ()

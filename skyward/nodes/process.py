@@ -138,7 +138,7 @@ class AdoptedProcess:
         self._process = noted_process(directory)
 
     def output(self) -> Iterator[bytes]:
-        """Return nothing: the output goes to the client that started the process."""
+        """Return an empty iterator: the output goes to the client that started the process."""
         return iter(())
 
     def dial(self, address: str) -> socket.socket:
@@ -146,9 +146,7 @@ class AdoptedProcess:
         return dial(self._directory, address)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """Return that the process has ended, None if it still runs after `timeout_s`. Only its parent knows its exit
-        status.
-        """
+        """Return that the process has ended, None if it runs after `timeout_s`; only the parent knows the status."""
         if self._process is not None and not _wait_gone([self._process], timeout_s):
             return None
         return Exit(code=None, text="has ended")

@@ -51,8 +51,7 @@ class PoolDirectory:
         Args:
             pool: identifier of the pool.
             base: the parent directory.
-            name: the name under which the pool may be kept after this process; its directory may exist already. None if
-                unnamed.
+            name: name under which the pool may be kept after this process; its directory may exist. None if unnamed.
 
         Raises:
             ProviderError: it exists already or cannot be created.

@@ -108,7 +108,7 @@ class Machine:
         self.connection.at_end(self._on_end)
 
     def claim_head_port(self) -> int:
-        """Return a port for the pool's head on this machine, after releasing that of an earlier head."""
+        """Return a port for the pool's head on this machine; that of an earlier head is released."""
         earlier, self._head_port = self._head_port, self.watchdog.port()
         if earlier is not None:
             self.watchdog.free_port(earlier)

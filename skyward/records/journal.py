@@ -41,7 +41,7 @@ class JournalWriter:
     """Appends entries; thread-safe.
 
     Args:
-        folder: directory of the segments, created for this user only if it is missing.
+        folder: directory of the segments; if missing, it is created with access for this user only.
         limit: bytes to keep; beyond that the oldest segments are removed. None for no limit.
         shared: whether other processes append to the same journal.
 

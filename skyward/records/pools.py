@@ -232,9 +232,7 @@ class _Writer:
 
 
 def _merged(entries: Iterable[_Output]) -> Iterator[_Output]:
-    """Merge consecutive entries of the same call and stream, without which thousands of lines a second could not be
-    written.
-    """
+    """Merge consecutive entries of the same call and stream, which allows writing thousands of lines a second."""
     for _, alike in groupby(entries, lambda entry: entry[1:-1]):
         first, texts, size = None, list[str](), 0
         for entry in alike:
@@ -253,10 +251,9 @@ def _counts_entry(pool: str, counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def runs_of_pool(name: str, *, exactly: bool = False) -> tuple[str, Sequence[str]] | None:
-    """Return the latest pool recorded here under this name, or the only one whose identifier has this prefix; None if
-    none.
+    """Return the latest pool recorded here under this name, or the only one whose identifier has this prefix.
 
-    The result is its identifier and the names of the runs that have held it, oldest first.
+    The result is its identifier and the names of the runs that have held it, oldest first; None if there is none.
     """
     paths = [path for path in runs_folder().glob(f"*/{POOLS}/*") if not path.parents[1].name.startswith(".")]
     known: dict[str, list[Path]] = {}

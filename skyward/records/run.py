@@ -228,7 +228,7 @@ def _note_end(process: int, folder: Path) -> None:
         write_json(folder / "end.json", end)
     except OSError as problem:
         if sys.stderr is not None:
-            sys.stderr.write(f"skyward: that this run has ended is not recorded: {problem}\n")
+            sys.stderr.write(f"skyward: the end of this run could not be recorded: {problem}\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class ClusterApi:
                 namespace, context = named["context"].get("namespace", ""), named["name"]
         except (config.ConfigException, OSError) as error:
             raise ConfigError(
-                f"There is no way to a Kubernetes cluster: {str(error).rstrip('.')}. Name a kubeconfig with "
+                f"No Kubernetes cluster is configured: {str(error).rstrip('.')}. Name a kubeconfig with "
                 "sky.Kubernetes(kubeconfig=...) or KUBECONFIG, and one of its contexts with context=."
             ) from error
         self.namespace = address.namespace or namespace or "default"
@@ -134,7 +134,7 @@ class ClusterApi:
                     self._load()
             except ConfigError as error:
                 raise ProviderError(
-                    f"{self.url} takes these credentials no more, and there are no others: {error}"
+                    f"{self.url} no longer accepts these credentials, and there are no others: {error}"
                 ) from error
 
     def close(self) -> None:
@@ -242,13 +242,13 @@ class ClusterApi:
             )
         if status == _FORBIDDEN and "is forbidden: User" in message:
             return ProviderError(
-                f"This user may not do what takes a pool in namespace {self.namespace}: {message}. "
+                f"This user lacks a right that a pool needs in namespace {self.namespace}: {message}. "
                 f"`skyward kubernetes role --namespace {self.namespace}` prints the Role to be granted."
             )
         if status == _UNKNOWN_USER:
             return ProviderError(
                 f"The API server at {self.url} does not know this user: {message}. Log in again; `kubectl auth whoami` "
-                "says as whom."
+                "shows who is logged in."
             )
         return ProviderError(f"The API server at {self.url} refuses {method} {path}: {message}.")
 
@@ -275,7 +275,7 @@ class ClusterApi:
                 return self._websocket(url)
         except (WebSocketException, OSError) as error:
             raise ProviderError(
-                f"The API server at {self.url} gives no way to {path}: {_first_line(error)}."
+                f"The API server at {self.url} opens no connection to {path}: {_first_line(error)}."
             ) from error
 
     def _websocket(self, url: str) -> Any:
@@ -431,8 +431,7 @@ def forward(api: ClusterApi, pod: str, port: int) -> socket.socket:
 
 
 def execute(api: ClusterApi, pod: str, command: Sequence[str]) -> tuple[socket.socket, ChannelSocket]:
-    """Run a program in a pod; return a socket for its standard input and output, and the object with the other
-    channels.
+    """Run a program in a pod; return a socket for its standard input and output, and the other channels.
 
     Raises:
         ProviderError: the API server refuses, or cannot be reached.

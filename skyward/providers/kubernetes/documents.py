@@ -292,7 +292,7 @@ def _gpu_terms(accelerator: Accelerator, labels: Mapping[str, str] | None) -> li
     terms = [[{"key": key, "operator": "In", "values": values}] for key, values in known.items() if values]
     if not terms:
         raise ProviderError(
-            f"It is not known by which label clusters tell machines with {name}. Say it: "
+            f"It is not known by which label clusters identify machines with {name}. Specify it: "
             "sky.Kubernetes(gpu_labels={'LABEL': 'VALUE'}), or gpu_labels={} for any machine with GPUs."
         )
     return terms
@@ -433,7 +433,7 @@ def how_ended(pod: Document | None, events: Sequence[Document], code: int | None
         text = f"was preempted for a pod of higher priority ({by_event['Preempted']}). Name a class with priority="
         return Exit(code=code, text=text)
     if "TaintManagerEviction" in by_event:
-        return Exit(code=code, text=f"was removed from its machine {_machine(pod)}, which is lost or is to be empty")
+        return Exit(code=code, text=f"was removed from its machine {_machine(pod)}, which is lost or being drained")
     if (why := _disruption(status)) or pod is None or pod["metadata"].get("deletionTimestamp"):
         told = why or "kubectl delete, or a machine that is drained"
         return Exit(code=code, text=f"was deleted by somebody else ({told})")

@@ -142,7 +142,7 @@ class Jobs:
                 raise self._refusal(error) from error
             ids = submitted(said)
             if len(ids) != count:
-                raise ProviderError(f"sbatch has not told the numbers of {count} jobs, but: {said.strip()}")
+                raise ProviderError(f"sbatch did not print the numbers of {count} jobs, but: {said.strip()}")
             for number, job, identity in zip(numbers, ids, client, strict=True):
                 self._jobs[job] = Job(job, f"{self.folder}/{number}", identity.context(server=False))
             self._changed.notify_all()
@@ -375,8 +375,7 @@ class Jobs:
         self._login.run(shlex.join(["scontrol", "update", f"jobid={job.id}", f"comment={comment}"]))
 
     def state(self, job: Job) -> QueuedJob | None:
-        """Return a job's current entry in the queue, refined by its own output if it has ended; None if Slurm has
-        dropped it.
+        """Return a job's current entry in the queue, refined by its own output if it has ended; None if Slurm has none.
 
         Raises:
             ProviderError: the login node cannot be queried.

@@ -150,7 +150,7 @@ def _after_mark(said: bytes) -> str:
 
 # facts about a cluster that are needed before jobs are submitted -----------------------------------------------------
 
-# It changes nothing except that it creates the folder. Values that commands do not report are left empty.
+# The script changes nothing, except that it creates the folder. Values that commands do not report are left empty.
 _FACTS_SCRIPT = r"""
 say() { printf 'skyward %s %s\n' "$1" "$2"; }
 folder=@FOLDER@
@@ -254,8 +254,7 @@ class ClusterFacts:
             )
 
     def partition(self, name: str | None) -> Partition:
-        """Return the named partition, or the default one; for several ("short,long"), those that accept jobs, merged
-        into one.
+        """Return the named partition, or the default one; of several ("short,long") those that accept jobs, merged.
 
         Raises:
             ProviderError: one does not exist, or none of them accepts jobs.

@@ -30,7 +30,7 @@ from skyward.system import threading, time
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
 _NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm uses the first possible one
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
-_FRESH_MIN = 10  # the jobs of a younger pool's folder may just be being submitted
+_FRESH_MIN = 10  # minutes; the jobs of a younger folder may not have been submitted yet
 _CLEAR_S = 60.0  # until cancelled jobs have left the queue
 _END_S = 10.0  # for a job step to end
 _SESSION = "session"  # file in a pool's folder with the command that enters its nodes

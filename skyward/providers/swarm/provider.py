@@ -56,7 +56,7 @@ _GIB = 1024**3
 _TASKS_S = 20.0  # until the tasks of a removed service have ended; the engine kills them after 12 s
 _SETTLE_S = 2.0
 _LOOK_S = 0.05
-_FRESH_S = 120.0  # the service of a younger secret may just be being created
+_FRESH_S = 120.0  # the service of a younger secret may not have been created yet
 _TASK = "com.docker.swarm.task.id"  # label that the engine sets on containers of tasks
 
 
