@@ -1,4 +1,4 @@
-"""Plugins: what frameworks add to a pool. `sky.plugins.<name>` is looked up in the registry on first use."""
+"""Plugins: additions of frameworks to a pool. `sky.plugins.<name>` is looked up in the registry on first use."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.plugins.base import Plugin, check
 
-if TYPE_CHECKING:  # what type checkers and editors see of the names that are imported when they are first used
+if TYPE_CHECKING:  # names that are imported on first use, for type checkers and editors
     from skyward.plugins._dask import dask as dask
     from skyward.plugins._huggingface import huggingface as huggingface
     from skyward.plugins._jax import jax as jax

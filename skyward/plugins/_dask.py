@@ -1,8 +1,10 @@
 """The `dask` plugin: a Dask cluster on the pool's nodes, and its client as `pool.dask`.
 
-The scheduler is on node 0, where the other nodes reach it: this machine may be behind a router that lets nobody in. It
-is a process of its own (`python -m skyward.plugins._dask`), since it would share the interpreter's lock with functions.
-Each worker process of the pool has a Dask worker. Standard library only at import, as nodes import this file.
+The scheduler runs on node 0, where the other nodes can reach it: this machine may be behind a router that blocks
+incoming
+connections. It is a separate process (`python -m skyward.plugins._dask`), since it would compete with functions for the
+interpreter's lock. Each worker process of the pool has a Dask worker. Standard library only at import, as nodes import
+this module.
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ if TYPE_CHECKING:
 _NEEDED = ("distributed", "cryptography")
 _JOIN_S = 60.0  # for the workers of all nodes to join, once those are set up
 _LOOK_S = 0.02
-_AGAIN_S = 600.0  # for the client to find a scheduler again that was lost, while its node is replaced
+_AGAIN_S = 600.0  # for the client to find a lost scheduler again, while its node is replaced
 # on the nodes
 IDENTITY = "POOL_DASK_IDENTITY"  # the secret: certificate and private key (PEM) as JSON
 _SCHEDULER = ("-P", "-m", "skyward.plugins._dask")
 _CONNECT_S = 2.0
-_TELL_S = 30.0  # without an answer of the scheduler, after which the node says so
-_START_S = 30.0  # for a worker to be one of the cluster, once the scheduler has answered
+_TELL_S = 30.0  # without an answer from the scheduler, after which the node reports it
+_START_S = 30.0  # for a worker to join the cluster, once the scheduler has answered
 _PAUSE_S = 0.2
 _END_S = 3.0
-_BUSY_S = 10.0  # for the port of a scheduler before this one to be free
+_BUSY_S = 10.0  # for the port of the previous scheduler to become free
 _PORT_PAUSE_S = 0.1
 
 
@@ -60,8 +62,10 @@ def dask() -> Plugin:
     """A Dask cluster on the pool's nodes: `dask.compute` runs there while the pool is open, `pool.dask` is its client.
 
     Each worker process of the pool is a worker of the cluster, with its share of the node's processors as threads. The
-    nodes get Dask in the version that is installed here. All connections are encrypted, and take a certificate that
-    only this pool has.
+    nodes
+    have the Dask version that is installed here. All connections are encrypted, and require a certificate that only
+    this
+    pool has.
 
     Raises:
         PluginError: Dask is not installed here.
@@ -80,10 +84,10 @@ def dask() -> Plugin:
 
 
 def _add_dask(image: Image, cluster: Cluster) -> Image:
-    """Dask as it is here, what its dashboard needs, and what a program that opens a pool there makes certificates with.
+    """Return the image with this machine's Dask version, its dashboard's needs, and a package to create certificates.
 
     Raises:
-        PluginError: the nodes have another Python, whose functions this one cannot read.
+        PluginError: the nodes have another Python version, whose functions this one cannot read.
     """
     from importlib.metadata import version
 
@@ -106,7 +110,7 @@ def _new_identity() -> Mapping[str, str]:
 
 
 def security(identity: str) -> Security:
-    """Dask's settings for connections that are encrypted and take this certificate at both ends."""
+    """Return Dask's settings for connections that are encrypted and require this certificate at both ends."""
     from distributed import Security
 
     parts = json.loads(identity)
@@ -119,13 +123,13 @@ def security(identity: str) -> Security:
 
 
 def scheduler_address(info: InstanceInfo) -> str:
-    """Where the scheduler of a pool listens, on the port that the pool has claimed on node 0."""
+    """Return the address of a pool's scheduler, on the port that the pool has claimed on node 0."""
     return f"tls://{info.head_addr}:{info.head_port}"
 
 
 @contextmanager
 def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
-    """The plugin's `around_client` hook: Dask's client, the default one of this program meanwhile."""
+    """Make Dask's client the default one of this program (the plugin's `around_client` hook)."""
     import dask.config
     from distributed import Client
 
@@ -146,7 +150,7 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
-    """The scheduler's address for this machine, which stays the same when node 0 is replaced."""
+    """Yield the scheduler's address for this machine, which stays the same when node 0 is replaced."""
     from skyward.nodes.local_host import LocalHost, PortForward
 
     head = pool._head()
@@ -163,9 +167,9 @@ def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
 
 
 def _defaults(address: str, identity: str) -> dict[str, Any]:
-    """Settings by which a `Client()` that the program makes without parameters finds this cluster, too.
+    """Return settings by which the program's own `Client()` without parameters finds this cluster, too.
 
-    Not that encryption is required: other clusters of the program may have none.
+    They do not require encryption: other clusters of the program may have none.
     """
     parts = json.loads(identity)
     tls = "distributed.comm.tls"
@@ -179,9 +183,9 @@ def _defaults(address: str, identity: str) -> dict[str, Any]:
 
 @contextmanager
 def _no_word_of_versions() -> Iterator[None]:
-    """Mute Dask's warning of other versions than here: those that its protocol is made of are the same.
+    """Mute Dask's warning about different versions: those that affect its protocol are the same.
 
-    Whoever connects is warned of each patch release of Python and tornado. `pool.dask.get_versions()` has them all.
+    It would report each patch release of Python and tornado. `pool.dask.get_versions()` lists them all.
     """
     warnings.filterwarnings("ignore", message="Mismatched versions found")
     added = warnings.filters[0]
@@ -210,7 +214,7 @@ def _wait_for_workers(pool: ComputePool, client: Client) -> None:
 
 
 def _close(client: Client) -> None:
-    """Close it; what it says of a scheduler that is gone is of no use to anybody now."""
+    """Close the client, muting its messages about a lost scheduler."""
     logger = logging.getLogger("distributed")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -222,12 +226,12 @@ def _close(client: Client) -> None:
 
 @contextmanager
 def joined(info: InstanceInfo) -> Iterator[None]:
-    """The plugin's `around_app` hook: this process is a worker of the cluster, and node 0 has the scheduler.
+    """Run a worker of the cluster in this process, and the scheduler on node 0 (the plugin's `around_app` hook).
 
     Raises:
         PluginError: the scheduler could not be started.
     """
-    identity = os.environ.pop(IDENTITY)  # functions, and what they start, have no use for it
+    identity = os.environ.pop(IDENTITY)  # functions, and the programs they start, do not need it
     with ExitStack() as stack:
         if info.node == 0:
             stack.enter_context(_scheduler(info, identity))
@@ -245,7 +249,7 @@ def _scheduler(info: InstanceInfo, identity: str) -> Iterator[None]:
         except BlockingIOError:
             yield
             return
-        paths = os.pathsep.join(filter(None, sys.path))  # it reads the functions of tasks, as a worker does
+        paths = os.pathsep.join(filter(None, sys.path))  # it unpickles the functions of tasks, as a worker does
         process = subprocess.Popen(
             [sys.executable, *_SCHEDULER],
             env={**os.environ, "PYTHONPATH": paths},
@@ -267,7 +271,7 @@ def _scheduler(info: InstanceInfo, identity: str) -> Iterator[None]:
                 )
             yield
         finally:
-            process.stdin.close()  # which ends it
+            process.stdin.close()  # ends the process
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -277,7 +281,7 @@ def _scheduler(info: InstanceInfo, identity: str) -> Iterator[None]:
 
 
 class _Member:
-    """The Dask worker of this process: joins the scheduler wherever node 0 is, again and again, until it is closed."""
+    """The Dask worker of this process: joins the scheduler, and rejoins it wherever node 0 is, until it is closed."""
 
     def __init__(self, info: InstanceInfo, identity: str) -> None:
         self._info, self._identity = info, identity
@@ -294,9 +298,9 @@ class _Member:
         self._thread.join(_END_S)
 
     async def _answering(self) -> str | None:
-        """The scheduler's address, when it answers there; None if the pool ends before that.
+        """Return the scheduler's address once it answers there; None if the pool ends before that.
 
-        Dask itself would wait longer from try to try, and ask where the scheduler was.
+        Dask itself would increase the wait between attempts, and keep using the old address.
         """
         from distributed.comm import connect
 
@@ -352,15 +356,15 @@ class _Member:
             "security": security(self._identity),
             "protocol": "tls",
             "host": own if _is_own(own) else source_address(info.head_addr) or own,
-            "dashboard_address": "127.0.0.1:0",  # without one it would listen on all addresses
+            "dashboard_address": "127.0.0.1:0",  # without a value it would listen on all addresses
             "death_timeout": _START_S,
         }
 
 
 def quieten() -> None:
-    """Let Dask say what has gone wrong, and nothing else.
+    """Limit Dask's log to errors.
 
-    That a node is gone is said by the pool; Dask's scheduler would name every result that was there.
+    Lost nodes are reported by the pool; Dask's scheduler would name every result that was there.
     """
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("distributed.scheduler").setLevel(logging.ERROR)
@@ -372,13 +376,16 @@ def _is_no_heartbeat(record: logging.LogRecord) -> bool:
 
 
 def _scratch() -> str:
-    """A directory for what does not fit in memory: where functions run, which the node's end removes, if it can be."""
+    """Create a directory for data that does not fit in memory: in the working directory, which the node's end removes,
+    if
+    that is writable.
+    """
     here = Path.cwd()
     return tempfile.mkdtemp(prefix="dask-", dir=here if os.access(here, os.W_OK) else None)
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has the address itself."""
+    """Return whether this machine itself has the address."""
     try:
         with socket.create_server((address, 0)):
             return True
@@ -431,10 +438,11 @@ def _answer(text: str) -> None:
 
 
 def main() -> int:
-    """Read the order, and serve; the exit status is 1 if that was not possible.
+    """Read the order, and serve; return 1 as exit status if that was not possible.
 
-    The order, `host`, `port` and `identity`, is a line of JSON on standard input, so that the key is on no command line
-    and in no environment. The answer is "ready", or a sentence that says why the scheduler cannot be.
+    The order, `host`, `port` and `identity`, is a line of JSON on standard input, so that the key is in no command line
+    and
+    no environment. The answer is "ready", or a sentence that says why the scheduler could not be started.
     """
     order = json.loads(sys.stdin.readline())
     try:

@@ -12,25 +12,26 @@ if TYPE_CHECKING:
     from skyward.model.spec import Cluster
 
 PACKAGES = ("datasets", "tokenizers", "transformers")
-_TRAINER_NEEDS = {"torch", "transformers"}  # Hugging Face's class of that name, beside accelerate
+_TRAINER_NEEDS = {"torch", "transformers"}  # Hugging Face's class of that name, besides accelerate
 _ENV = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",  # it warns at every fork of a data loader otherwise
+    "TOKENIZERS_PARALLELISM": "false",  # otherwise it warns at every fork of a data loader
 }
 
 
 def huggingface(token: str | None = None) -> Plugin:
-    """Transformers, datasets and tokenizers; with the torch plugin also accelerate, so that the Trainer trains on all.
+    """Transformers, datasets and tokenizers; with the torch plugin also accelerate, so that the Trainer uses all ranks.
 
     The token is sent to the workers when the pool starts, over the pool's own connections, as the variable HF_TOKEN,
-    which the hub's libraries read first: no request is made to log in. It is in no image, file, command line or
-    container setting.
+    which
+    the hub's libraries read first: no login request is made. It is in no image, file, command line or container
+    setting.
 
     Args:
-        token: of an account of the hub, for gated and private repositories; None for what is public.
+        token: of an account on the hub, for gated and private repositories; None for public ones.
 
     Raises:
-        ConfigError: the token is empty or no text.
+        ConfigError: the token is empty or not a string.
     """
     given: object = token
     if given is not None and (not isinstance(given, str) or not given.strip()):
@@ -49,9 +50,9 @@ def _add_packages(image: Image, _cluster: Cluster) -> Image:
 def with_trainer(image: Image) -> Image:
     """Add accelerate, which Hugging Face's Trainer needs, to an image that has torch and transformers.
 
-    To an image with transformers alone it would add a torch from PyPI.
+    In an image with transformers alone, it would pull in torch from PyPI.
     """
-    from skyward.model.image import requirement_name  # nodes, which import this too, have no use for images
+    from skyward.model.image import requirement_name  # nodes, which import this module too, do not need images
 
     present = {requirement_name(entry) for entry in image.pip}
     return add_missing(image, "accelerate") if present >= _TRAINER_NEEDS else image

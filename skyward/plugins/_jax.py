@@ -1,6 +1,6 @@
-"""The `jax` plugin: JAX in the image, and the ranks of a pool as one JAX, where each sees the devices of all.
+"""The `jax` plugin: JAX in the image, and the ranks of a pool as one JAX cluster, where each sees the devices of all.
 
-The plugin and the decorator share the group. What runs on nodes imports jax inside its functions only.
+The plugin and the decorator share the group. Code that runs on nodes imports jax inside functions only.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
 _CUDA = re.compile(r"(?:cuda|cu)(\d{2})(?:[._-]?\d+)*(?:-local|_local)?")
 _CONNECT_S = 60  # all ranks have met before; one that does not connect now has died, and JAX then ends this process
 _CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing jax
-_LEAVE_S = 5.0  # for the others to leave first; the pool gives its plugins ten seconds
+_LEAVE_S = 5.0  # for the others to leave first; the pool allows its plugins ten seconds
 
 
 def jax(cuda: str = "cuda12") -> Plugin:
     """JAX on every node, the devices of all nodes in one mesh.
 
-    The image gets `jax` with the CUDA libraries as wheels on nodes that have NVIDIA GPUs, plain `jax` on others. In a
-    pool of several ranks `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and
-    `JAX_LOCAL_DEVICE_COUNT` are set and `jax.distributed.initialize()` has been called when a function starts:
-    `jax.devices()` are those of all ranks, `jax.local_devices()` those of one. A rank is one device, on CPUs too.
+    The image contains `jax`, with the CUDA libraries as wheels if the nodes have NVIDIA GPUs. In a pool of several
+    ranks
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set and
+    `jax.distributed.initialize()` has been called when a function starts: `jax.devices()` lists those of all ranks,
+    `jax.local_devices()` those of one. A rank is one device, on CPUs too.
 
     Args:
-        cuda: the extra of jax that brings CUDA, such as "cuda12" or "cuda13". "cu12", "cu124" and the like mean it too.
+        cuda: the extra of jax that provides CUDA, such as "cuda12" or "cuda13". "cu12", "cu124" and the like are
+            accepted.
 
     Raises:
-        ConfigError: `cuda` names no such extra.
+        ConfigError: `cuda` is not such an extra.
     """
     found = _CUDA.fullmatch(str(cuda))
     if found is None:
@@ -55,13 +57,13 @@ def jax(cuda: str = "cuda12") -> Plugin:
 
 
 def requirement(cluster: Cluster, extra: str = "cuda12") -> str:
-    """What to install of jax on the nodes of this pool."""
+    """Return the jax requirement for the nodes of this pool."""
     accelerator = cluster.spec.accelerator
     return f"jax[{extra}]" if accelerator is not None and accelerator.cuda else "jax"
 
 
 def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:
-    """The environment that describes the group. JAX itself reads the first variable only."""
+    """Return the environment that describes the group. JAX itself reads the first variable only."""
     return {
         "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
         "JAX_NUM_PROCESSES": str(info.total_workers),
@@ -74,7 +76,7 @@ def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:
 def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
     """Make this process part of the pool's group while the context is open. Every rank enters it.
 
-    Nothing happens with one rank, and where JAX is initialised already.
+    Nothing happens with one rank, or if JAX is already initialised.
 
     Args:
         info: this rank's place.
@@ -101,10 +103,10 @@ def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]
 
 
 def join(info: InstanceInfo) -> None:
-    """Make this process part of the pool's group until it ends; does nothing if it is already.
+    """Make this process part of the pool's group until it ends; does nothing if it already is.
 
     Raises:
-        PluginError: the call that runs here runs on one rank only, where a collective would wait for ever.
+        PluginError: the current call runs on one rank only, where a collective would wait for ever.
     """
     require_every_rank("jax")
     enter_context("jax", partial(joined, info, _CALL_TIMEOUT_S))
@@ -114,8 +116,8 @@ def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
     import jax
     from jax.extend import backend
 
-    backend.clear_backends()  # what has been computed so far saw this process's devices only
-    # Without this the loss of a rank aborts all others (SIGABRT), and nobody can report it.
+    backend.clear_backends()  # backends created before this know the devices of this process only
+    # Without this the loss of a rank aborts all others (SIGABRT), and none can report it.
     jax.config.update("jax_enable_recoverability", True)
     address, port = rendezvous(info, "jax", timeout_s)
     os.environ.update(variables(info, address, port))
@@ -123,31 +125,33 @@ def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
         f"{address}:{port}",
         info.total_workers,
         info.global_worker_index,
-        cluster_detection_method="deactivate",  # else the variables of a Slurm or Kubernetes around the pool decide
+        cluster_detection_method="deactivate",  # else variables of a surrounding Slurm or Kubernetes job are used
         coordinator_bind_address=f"{address}:{port}",
         initialization_timeout=_CONNECT_S,
     )
     _use_address(source_address(address))
-    jax.devices()  # waits for the other ranks: now, when all are here, and not in a call that one rank runs alone
+    jax.devices()  # waits for the other ranks: now, while all are here, and not in a call that one rank runs alone
 
 
 def _outlast_others(info: InstanceInfo) -> None:
-    """Wait until the other ranks have left, on rank 0, which serves them: JAX aborts those that it leaves behind."""
-    from jax._src import distributed  # it has no other way to ask for this (0.10)
+    """Wait on rank 0, which serves the group, until the others have left: JAX aborts ranks whose server ends."""
+    from jax._src import distributed  # JAX has no public function for this (0.10)
 
     ranks = list(range(info.total_workers))
-    wait = partial(distributed.global_state.client.get_live_nodes, ranks)  # each of which asks as well, or leaves
+    wait = partial(distributed.global_state.client.get_live_nodes, ranks)  # returns once all of them ask, or leave
     waiting = threading.Thread(target=wait, name="skyward-jax-leave", daemon=True)
     waiting.start()
     waiting.join(_LEAVE_S)
 
 
 def _use_address(address: str | None) -> None:
-    """Let collectives on CPUs use this address.
+    """Make collectives on CPUs use this address.
 
-    JAX takes the address that the host's name resolves to, which on Debian is 127.0.1.1 and cannot be reached from
-    other hosts; it fails where the name does not resolve. It has no setting for that, so this makes JAX's own calls
-    with another address (JAX 0.10).
+    JAX uses the address that the host's name resolves to, which on Debian is 127.0.1.1 and unreachable from other
+    hosts; it
+    fails if the name does not resolve. As there is no setting for that, this repeats JAX's own calls with another
+    address
+    (JAX 0.10).
     """
     try:
         from jax._src import distributed, xla_bridge

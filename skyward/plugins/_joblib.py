@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skyward._pool.pool import ComputePool
     from skyward.model.spec import Cluster
 
-# read by the libraries that joblib's own processes limit as well, when they are loaded
+# read at import by the libraries whose threads joblib limits in its own processes
 _THREADS = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS",
@@ -37,8 +37,9 @@ Item = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 def joblib(version: str | None = None) -> Plugin:
     """While the pool is open, `joblib.Parallel` runs on its nodes in the thread that opened it.
 
-    `n_jobs=-1` means all slots of the pool, a smaller number so many calls at once. What the calls run in parallel
-    themselves is sequential. Needs joblib here as well, of the nodes' version.
+    `n_jobs=-1` means all slots of the pool, a smaller number limits the concurrent calls. Nested parallelism inside the
+    calls
+    is sequential. Needs joblib here as well, in the nodes' version.
 
     Args:
         version: of joblib on the nodes: a version ("1.5.1") or a specifier (">=1.5"); None for any.
@@ -50,9 +51,10 @@ def joblib(version: str | None = None) -> Plugin:
 
 
 def sklearn(version: str | None = None) -> Plugin:
-    """scikit-learn on the nodes, and all of it that takes `n_jobs` runs there while the pool is open.
+    """scikit-learn on the nodes; everything in it that takes `n_jobs` runs there while the pool is open.
 
-    Adds joblib as well, with whatever version the image asks for. Needs scikit-learn here too, of the nodes' version.
+    Adds joblib as well, in the version that the image requires, if any. Needs scikit-learn here too, in the nodes'
+    version.
 
     Args:
         version: of scikit-learn on the nodes: a version ("1.7.0") or a specifier (">=1.7"); None for any.
@@ -90,7 +92,7 @@ def _parallel_on(pool: ComputePool, cluster: Cluster) -> Iterator[None]:  # noqa
 def run_batch(
     items: Sequence[Item], nesting_level: int, versions: tuple[tuple[str, str], ...]
 ) -> tuple[list[Any], float]:
-    """Run the calls of a batch one after the other; what they run in parallel themselves is sequential here.
+    """Run the calls of a batch one after the other; nested parallelism is sequential here.
 
     Args:
         items: functions with their arguments.
@@ -133,15 +135,15 @@ def _restored(entries: tuple[bytes, ...]) -> tuple[Any, ...]:
 
 
 def restored_filters(entries: tuple[bytes, ...]) -> list[Any]:
-    """The client's warning filters, without those whose category cannot be imported here."""
+    """Return the client's warning filters, without those whose category cannot be imported here."""
     return list(_restored(entries))
 
 
 @contextmanager
 def share_of_cpus(info: InstanceInfo) -> Iterator[None]:
-    """The plugin's `around_app` hook: let numerical libraries use no more threads than this call's share of the CPUs.
+    """Limit numerical libraries to this call's share of the CPUs (the plugin's `around_app` hook).
 
-    Variables that the image, the pool's `env` or the node has set are left as they are.
+    Variables set by the image, the pool's `env` or the node are unchanged.
     """
     settings = RunnerSettings.from_json(os.environ[SETTINGS_VAR])
     threads = max(1, cpus(nodes_here(info)) // (settings.processes * settings.slots))

@@ -1,6 +1,6 @@
-"""`SkywardBackend`: joblib's `Parallel`, and all of scikit-learn that uses it, on the nodes of a pool.
+"""`SkywardBackend`: joblib's `Parallel`, and everything in scikit-learn that uses it, on the nodes of a pool.
 
-Client only. joblib groups calls into batches whose size follows their duration; a batch is one call of the pool.
+Client only. joblib groups calls into batches whose size depends on their duration; a batch is one call of the pool.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NAME = "skyward"
 Callback = Callable[[Any], None]
 Sent = Future[tuple[list[Any], float]]  # results of the calls, and seconds they ran on the node
 Send = Callable[[BatchedCalls], Sent]
-TARGET_S = 0.05  # for a batch to run: long compared with the cost of sending it, short for a person who waits
+TARGET_S = 0.05  # run time of a batch: long compared with the cost of sending it, short for a waiting user
 _WAY = 0.25  # share of the time from dispatch to result that counts as run time: slow transfers limit a batch, too
-_GROWTH = 8  # at most, over the largest batch that has returned: the first calls may be faster than the others
+_GROWTH = 8  # at most, relative to the largest batch that has returned: the first calls may be faster than the others
 _WEIGHT = 0.5  # of the latest batch
 
 
@@ -45,19 +45,19 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
 
     Args:
         pool: an open pool; None for the one that `>> sky` means.
-        others: what joblib gives every backend.
+        others: joblib's parameters for every backend.
 
     Raises:
         NoActivePoolError: no pool was given, and none is open.
     """
 
-    supports_retrieve_callback = True  # results are taken in a thread of ours; turns on timeouts and generators
+    supports_retrieve_callback = True  # results are handled in a thread of this class; enables timeouts and generators
     default_n_jobs = -1
 
     def __init__(self, pool: ComputePool | None = None, **others: Any) -> None:
         super().__init__(**others)
         self._pool = _open_pool() if pool is None else pool
-        self._flows: dict[int, Flow] = {}  # by the `Parallel` they are of
+        self._flows: dict[int, Flow] = {}  # by the `Parallel` that they belong to
         self._guard = threading.Lock()
         self._size = BatchSize()
         self._filters: tuple[Any, _Filters] | None = None
@@ -65,16 +65,16 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
     # joblib's interface ------------------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """The number of jobs joblib plans for; never 1, for which it would run the calls in this process."""
+        """Return the number of jobs joblib plans for; never 1, for which it would run the calls in this process."""
         return 0 if n_jobs == 0 else max(2, self._at_once(n_jobs))
 
     def configure(self, n_jobs: int = -1, parallel: Any = None, **_of_local_backends: Any) -> int:
-        """Begin a `Parallel`. Its parameters for memory maps and processes of this machine have no meaning here."""
+        """Start a `Parallel`. Its parameters for memory maps and local processes are ignored."""
         self.parallel = parallel
         return self.effective_n_jobs(n_jobs)
 
     def submit(self, func: BatchedCalls, callback: Callback | None = None) -> Future[list[Any]]:
-        """Send a batch, or queue it while as many run as the caller asked for. Errors are in the future."""
+        """Send a batch, or queue it while the requested number is running. Errors are in the future."""
         parallel, call = getattr(callback, "parallel", None), getattr(callback, "parallel_call_id", None)
         with self._guard:
             flow = self._flows.get(id(parallel))
@@ -89,31 +89,31 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return flow.submit(func, callback)
 
     def retrieve_result_callback(self, out: Future[list[Any]]) -> list[Any]:
-        """The results of a batch that has ended; raises what a call in it has raised."""
+        """Return the results of a batch that has ended; raise the exception of a failed call in it."""
         return out.result()
 
     def compute_batch_size(self) -> int:
-        """The number of calls in the next batch."""
+        """Return the number of calls in the next batch."""
         return self._size.next()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002 - the pool stays as it is
-        """Stop the batches of the `Parallel` that is aborting: those that wait, and those that run."""
+        """Stop the waiting and running batches of the `Parallel` that is aborting."""
         for flow in self._remove(lambda parallel: getattr(parallel, "_aborting", True)):
             flow.close()
 
     def terminate(self) -> None:
-        """End of a `Parallel`; the pool stays open, and keeps the large arguments it has been sent."""
+        """End a `Parallel`; the pool stays open, and keeps the large arguments it has received."""
         for flow in self._remove(lambda parallel: not getattr(parallel, "_calling", False)):
             flow.close()
         self._size = BatchSize()
 
     def close(self) -> None:
-        """Stop what is left, such as a generator of results that nobody has read to its end."""
+        """Stop the remaining batches, such as those of a generator of results that was not read to its end."""
         for flow in self._remove(lambda _parallel: True):
             flow.close()
 
     def get_nested_backend(self) -> tuple[SequentialBackend, None]:
-        """What `Parallel` means inside the calls: a node's CPUs are shared out already."""
+        """Return the backend for `Parallel` inside the calls: sequential, as the node's CPUs are already in use."""
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
     # implementation --------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return removed
 
     def _sender(self) -> Send:
-        series: list[SharedArguments] = []  # made with the first batch: a pool that is closed is the batch's problem
+        series: list[SharedArguments] = []  # created with the first batch, so that a closed pool raises there
 
         def send(batch: BatchedCalls) -> Sent:
             if not series:
@@ -144,7 +144,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return send
 
     def _portable(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A function as scikit-learn sends it, its warning filters in a form that every node can load."""
+        """Return a function as scikit-learn sends it, with its warning filters in a form that every node can load."""
         filters = getattr(fn, "warning_filters", None) if type(fn).__module__ == "sklearn.utils.parallel" else None
         if not filters:
             return fn
@@ -156,34 +156,35 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
 
 
 class BatchSize:
-    """The number of calls in a batch: as many as run for about `TARGET_S`, at first one."""
+    """The number of calls in a batch: as many as run for about `TARGET_S`, initially one."""
 
     def __init__(self) -> None:
         self._call_s: float | None = None
         self._largest = 1
 
     def next(self) -> int:
-        """The size of the next batch."""
+        """Return the size of the next batch."""
         if self._call_s is None:
             return 1
         return max(1, min(int(TARGET_S / max(self._call_s, 1e-9)), _GROWTH * self._largest))
 
     def observe(self, size: int, run_s: float, trip_s: float) -> None:
-        """Learn how long a batch ran on its node, and how long it took from dispatch to result."""
+        """Record how long a batch ran on its node, and how long it took from dispatch to result."""
         call_s = max(run_s, _WAY * trip_s) / size
         self._call_s = call_s if self._call_s is None else self._call_s + _WEIGHT * (call_s - self._call_s)
         self._largest = max(self._largest, size)
 
 
 class Flow:
-    """The batches of one call of a `Parallel`. Results are handed over in a thread of its own, one at a time: joblib
-    asks for the next batch there, which runs the user's generator of calls.
+    """The batches of one call of a `Parallel`. Results are handed over in a separate thread, one at a time: joblib
+    requests
+    the next batch there, which runs the user's generator of calls.
 
     Args:
         parallel, call: the `Parallel`, and the number of its call.
-        limit: how many batches may run at once; None for as many as the pool takes.
+        limit: number of batches that may run concurrently; None for as many as the pool accepts.
         send: starts a batch.
-        size: learns from the batches.
+        size: updated from the batches.
     """
 
     def __init__(self, parallel: Any, call: str | None, limit: int | None, send: Send, size: BatchSize) -> None:
@@ -209,7 +210,7 @@ class Flow:
         batch.sent_at = time.perf_counter()
         try:
             sent = self._send(batch.calls)
-        except Exception as error:  # whatever pickling other people's objects raises
+        except Exception as error:  # pickling of third-party objects may raise anything
             sent = Future()
             sent.set_exception(error)
         with self._guard:
@@ -244,7 +245,7 @@ class Flow:
             batch.callback(batch.outcome)
 
     def close(self) -> None:
-        """Cancel the batches that run, and drop those that wait, without callbacks."""
+        """Cancel the running batches, and drop the waiting ones, without callbacks."""
         with self._guard:
             self._closed = True
             self._waiting.clear()
@@ -255,7 +256,7 @@ class Flow:
 
 
 class _Batch:
-    """A batch that was submitted: its calls, its callback, and its outcome."""
+    """A submitted batch: its calls, its callback, and its outcome."""
 
     def __init__(self, calls: BatchedCalls, callback: Callback | None) -> None:
         self.calls, self.callback = calls, callback
@@ -264,7 +265,7 @@ class _Batch:
 
 
 class _Filters:
-    """Warning filters that unpickle to a list of those that can be loaded where that happens."""
+    """Warning filters that unpickle to a list of those that can be loaded there."""
 
     def __init__(self, filters: Iterable[Any]) -> None:
         self._entries = tuple(entry for entry in map(_packed, filters) if entry is not None)
@@ -297,7 +298,7 @@ def _open_pool() -> ComputePool:
 
 
 class parallel_on:  # noqa: N801 - a class, for exceptions that forbid changes: python/cpython#99856
-    """Let `Parallel` run on this pool inside the block, in this thread; joblib's configuration is then as before."""
+    """Make `Parallel` run on this pool inside the block, in this thread; restore joblib's configuration afterwards."""
 
     def __init__(self, pool: ComputePool) -> None:
         self._pool = pool

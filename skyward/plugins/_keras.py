@@ -1,6 +1,6 @@
 """The `keras` plugin: Keras 3 and its backend in the image, set up in every process: its backend, devices and seed.
 
-The plugin and the decorator share the set-up. What runs on nodes imports keras and its backends inside functions.
+The plugin and the decorator share the set-up. Code that runs on nodes imports keras and its backends inside functions.
 """
 
 from __future__ import annotations
@@ -27,29 +27,33 @@ if TYPE_CHECKING:
 
 Backend: TypeAlias = Literal["jax", "torch", "tensorflow"]
 VARIABLE = "KERAS_BACKEND"
-# whether the call that runs here was prepared for ranks that form a group (None: not at all)
+# whether the current call was prepared for ranks that form a group (None: not prepared)
 _prepared: ContextVar[bool | None] = ContextVar("skyward_keras_prepared", default=None)
 
 
 def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
     """Keras 3 with this backend on every node.
 
-    The image gets `keras`, and the backend for the pool's accelerator unless something before has added it: a plugin of
-    the backend that is given a version or a CUDA of its own stands before this one. `KERAS_BACKEND` is set before user
-    code is loaded, so that files which import keras at their top get the right one.
+    The image contains `keras`, and the backend for the pool's accelerator unless an earlier plugin has added it: to set
+    a
+    version or CUDA for the backend, list the backend's plugin before this one. `KERAS_BACKEND` is set before user code
+    is
+    loaded, so that files that import keras at the top use the right one.
 
-    Alone, each rank trains for itself, on its own part of the data. With `jax()` in the same pool, before or after this
-    plugin, the ranks of a call made with `@` train one model: `keras.distribution.DataParallel` over all their devices
-    is set before each call, with the same seed on all. Give each rank its part of the data (`sky.shard(...,
+    By default each rank trains a separate model on its own part of the data. With `jax()` in the same pool, before or
+    after
+    this plugin, the ranks of a call made with `@` train one model: `keras.distribution.DataParallel` over all their
+    devices
+    is set before each call, with the same seed on all. Pass each rank its part of the data (`sky.shard(...,
     drop_last=True)`: all parts of one length) and its part of the batch. With "torch" the ranks form PyTorch's process
-    group, with "tensorflow" `TF_CONFIG` describes them; what is done with that is up to the function.
+    group, with "tensorflow" `TF_CONFIG` describes them; using these is up to the function.
 
     Args:
         backend: "jax", "torch" or "tensorflow".
-        seed: given to `keras.utils.set_random_seed` before each call; None does not, unless ranks train one model.
+        seed: passed to `keras.utils.set_random_seed` before each call; None sets none, unless ranks train one model.
 
     Raises:
-        ConfigError: the backend or seed is none.
+        ConfigError: the backend or seed is invalid.
     """
     checked("keras(...)", backend, seed)
     plugin = (
@@ -71,12 +75,12 @@ def _add(backend: str, image: Image, cluster: Cluster) -> Image:
         )
     if not any(requirement_name(entry) in _PACKAGES[backend] for entry in image.pip):
         image = _ADD[backend](image, cluster)
-    return image.pip_install("keras").with_env({VARIABLE: backend})  # as of the start: plugins may import keras, too
+    return image.pip_install("keras").with_env({VARIABLE: backend})  # set from the start: plugins may import keras, too
 
 
 @contextmanager
 def _around_app(info: InstanceInfo, *, backend: str) -> Iterator[None]:
-    use(backend)  # where there is no image: sky.Local()
+    use(backend)  # needed without an image: sky.Local()
     with _JOINED[backend](info):
         yield
 
@@ -99,7 +103,7 @@ def _add_torch(image: Image, cluster: Cluster) -> Image:
     return transform(image, cluster)
 
 
-# by backend: the packages that provide it, what adds it to an image, and what its ranks enter when the pool starts
+# by backend: the packages that provide it, the function that adds it to an image, and its ranks' context in the pool
 _PACKAGES: dict[str, set[str]] = {
     "jax": {"jax"},
     "torch": {"torch"},
@@ -111,7 +115,7 @@ _ADD: dict[str, Transform] = {
     "tensorflow": lambda image, cluster: image.pip_install(_tensorflow.requirement(cluster)),
 }
 _JOINED: dict[str, Callable[[InstanceInfo], AbstractContextManager[None]]] = {
-    "jax": lambda _info: nullcontext(),  # jax() does, if each is not to train for itself
+    "jax": lambda _info: nullcontext(),  # jax() joins the ranks, unless each trains separately
     "torch": _torch.around_workers,
     "tensorflow": _tensorflow.described,
 }
@@ -130,7 +134,7 @@ def checked(where: str, backend: Any, seed: Any) -> None:
 
 
 def use(backend: str) -> None:
-    """Let Keras take this backend when it is imported.
+    """Make Keras use this backend when it is imported.
 
     Raises:
         PluginError: it has been imported with another one.
@@ -143,9 +147,11 @@ def use(backend: str) -> None:
 def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
     """Prepare Keras for a call: backend, devices, seed.
 
-    With JAX, the devices of all ranks work on one model (`DataParallel`) where they form a group and all run this call;
-    they then start from the same seed. Else the process works for itself, on all devices of its own. The end of the
-    call puts that back: a model made on one rank with the devices of all would wait for the others for ever.
+    With JAX, the devices of all ranks work on one model (`DataParallel`) if they form a group and all run this call;
+    they
+    then start from the same seed. Otherwise the process works on its own, with all of its devices. This is reset at the
+    end
+    of the call: a model made on one rank with the devices of all would wait for the others for ever.
 
     Raises:
         PluginError: Keras has been imported with another backend; or a rank is missing.
@@ -166,7 +172,7 @@ def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
 
 
 def join_jax(info: InstanceInfo) -> None:
-    """Let the ranks form JAX's group where they all run this call."""
+    """Make the ranks form JAX's group if they all run this call."""
     if on_every_rank():
         _jax.join(info)
 

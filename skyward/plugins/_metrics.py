@@ -1,4 +1,4 @@
-"""Figures of a pool for Prometheus, and for whatever reads its format, such as collectors of OpenTelemetry."""
+"""Figures of a pool for Prometheus, and for readers of its format, such as OpenTelemetry collectors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from skyward.model.spec import Cluster
 
 _HOST = "127.0.0.1"
-_PORT = 9464  # where OpenTelemetry's own exporter for Prometheus listens, too
+_PORT = 9464  # the default port of OpenTelemetry's own exporter for Prometheus
 _PORTS = 65_536
-# name, meaning, attribute of `NodeStats` and kind; then of `GpuStats`, which are all gauges
+# name, description, attribute of `NodeStats` and kind; then of `GpuStats`, which are all gauges
 _FIGURES = (
     ("skyward_node_calls_running", "Calls that run.", "running", "gauge"),
     ("skyward_node_calls_done", "Calls that were answered.", "done", "counter"),
@@ -40,15 +40,15 @@ _GPU_FIGURES = (
 
 
 def metrics(port: int = _PORT) -> Plugin:
-    """Serve what `pool.stats()` tells, on this machine alone, for as long as the pool is open.
+    """Serve the figures of `pool.stats()` while the pool is open, reachable from this machine only.
 
-    The pool is measured when it is asked, and never else.
+    The pool is measured only on request.
 
     Args:
-        port: of http://127.0.0.1:PORT/metrics; 0 for any that is free. The address is told on standard error.
+        port: of http://127.0.0.1:PORT/metrics; 0 for any free one. The address is printed on standard error.
 
     Raises:
-        ConfigError: `port` is none.
+        ConfigError: `port` is not a valid port.
         PluginError: `prometheus_client` is not installed here.
     """
     given: object = port
@@ -84,7 +84,7 @@ def metrics(port: int = _PORT) -> Plugin:
 
 
 class _Collector:
-    """Asks the pool whenever it is asked itself."""
+    """Queries the pool whenever it is queried itself."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -1,7 +1,7 @@
 """How the ranks of a pool share their machines, and how they find each other for a framework.
 
-A framework whose ranks cannot reach each other waits for minutes, and its error does not say which ones. In the
-rendezvous here every rank connects to rank 0 once before the framework does, and the error names those that could not.
+A framework whose ranks cannot reach each other waits for minutes, and its error does not say which ones. In this
+rendezvous every rank connects to rank 0 once before the framework does, and the error names those that could not.
 Standard library only.
 """
 
@@ -30,18 +30,18 @@ _ANY_PORT = 9  # nothing is sent to it
 
 
 def nodes_here(info: InstanceInfo) -> int:
-    """The number of the pool's nodes on this machine, where there may be several."""
+    """Return the number of the pool's nodes on this machine."""
     here = {peer.private_ip for peer in info.peers if peer.node == info.node}
     return max(1, sum(peer.private_ip in here for peer in info.peers))
 
 
 def cpus(nodes: int) -> int:
-    """CPUs of one of so many nodes on this machine, at least 1: its share, or its container's limit if that is less."""
+    """Return the CPUs for one of `nodes` nodes on this machine, at least 1: its share, or a lower container limit."""
     share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, share // nodes)
     try:
         quota, period = _CPU_MAX.read_text().split()
-    except (OSError, ValueError):  # no container, or an older kernel's
+    except (OSError, ValueError):  # no container, or an older kernel
         return share
     return share if quota == "max" else max(1, min(share, int(quota) // int(period)))
 
@@ -53,10 +53,11 @@ def rendezvous(
 
     Args:
         info: this rank's place.
-        name: the framework, as errors call it.
+        name: the framework's name in errors.
         timeout_s: how long to wait for the other ranks; see `skyward.runtime.ranks.gather`.
-        port: on rank 0, the port on which the framework listens already. None reserves a free one and releases it
-            at the end, for the framework to open it.
+        port: on rank 0, the port on which the framework already listens. None reserves a free one and releases it at
+            the
+            end, for the framework to open it.
 
     Returns:
         The head's address as the other nodes reach it, and the port.
@@ -85,9 +86,10 @@ def rendezvous(
 
 
 def listen(address: str, preferred: int = 0) -> socket.socket:
-    """A listening socket at an address of this machine only, or everywhere if it has no such address itself.
+    """Return a listening socket, at an address of this machine only, or at all if the machine does not have the
+    address.
 
-    On a port of the kernel's choice if the preferred one is taken.
+    If the preferred port is taken, the kernel chooses one.
     """
     try:
         return socket.create_server((address, preferred))
@@ -109,7 +111,7 @@ class _Reserved:
 
     def release(self) -> None:
         """Close the port."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which closing alone does not
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which closing alone does not
         self._listener.close()
 
     def _accept(self) -> None:
@@ -121,13 +123,13 @@ class _Reserved:
             with peer:
                 peer.settimeout(_TRY_S)
                 try:
-                    peer.recv(1)  # the peer closes first: the side that does keeps the port busy for a minute
+                    peer.recv(1)  # the peer closes first: the side that does so keeps the port busy for a minute
                 except OSError:
                     continue
 
 
 def _trouble(address: str, port: int) -> str | None:
-    """Why a TCP connection cannot be made, None if it can."""
+    """Return why a TCP connection cannot be made, None if it can."""
     deadline = time.monotonic() + _TRY_S
     while True:
         try:
@@ -140,9 +142,9 @@ def _trouble(address: str, port: int) -> str | None:
 
 
 def interface_of(info: InstanceInfo) -> str | None:
-    """The interface over which this node reaches the others, for a framework's settings; None if it is not known.
+    """Return the interface through which this node reaches the others, for a framework's settings; None if unknown.
 
-    The one the pool knows of, else the one that owns the address from which the head is reached.
+    It is the one known to the pool, else the one that has the address from which the head is reached.
     """
     if info.network.interface is not None:
         return info.network.interface
@@ -151,10 +153,10 @@ def interface_of(info: InstanceInfo) -> str | None:
 
 
 def source_address(destination: str) -> str | None:
-    """The IPv4 address of this machine from which packets to another go; None if there is no way there."""
+    """Return the source IPv4 address for packets to a destination; None if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((destination, _ANY_PORT))  # of a datagram socket this asks for the route and sends nothing
+            probe.connect((destination, _ANY_PORT))  # for a datagram socket this looks up the route and sends nothing
         except OSError:
             return None
         address: str = probe.getsockname()[0]
@@ -162,7 +164,7 @@ def source_address(destination: str) -> str | None:
 
 
 def owner_of(address: str) -> str | None:
-    """The interface that has this IPv4 address, else the one whose network it lies in (a second address of it)."""
+    """Return the interface that has this IPv4 address, else the one whose network contains it (a second address)."""
     wanted = struct.unpack("!I", socket.inet_aton(address))[0]
     neighbour = None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -176,7 +178,7 @@ def owner_of(address: str) -> str | None:
 
 
 def _number(probe: socket.socket, request: int, name: str) -> int | None:
-    """An interface's first address, or its mask; None if it has none."""
+    """Return an interface's first address, or its mask; None if it has none."""
     try:
         answer = fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
     except OSError:

@@ -1,11 +1,11 @@
 """The `ray` plugin: a Ray cluster on the pool's nodes, to which the client's program is connected.
 
-The program is no member of the cluster: it may be behind a router that lets nobody in, and a member is connected to by
-all others. It speaks with Ray's server for such programs on node 0, through the pool's own connection to that node.
+The program is not a member of the cluster: members accept connections from all others, and it may be behind a router
+that blocks them. It uses Ray's server for such programs on node 0, through the pool's own connection to that node.
 
-On each node the first worker process runs `ray start`, and again where that ends. Node 0 has Ray's head on the port
-that the pool has claimed; its other ports are free ones, which the client asks for at a socket in the run directory of
-the node. Standard library only at import, as nodes import this file.
+On each node the first worker process runs `ray start`, and restarts it when it ends. Node 0 has Ray's head on the port
+that the pool has claimed; its other ports are free ones, which the client queries at a socket in the run directory of
+the node. Standard library only at import, as nodes import this module.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from skyward.model.spec import Cluster
 
 _NEEDED = ("ray", "grpc")
-_AGAIN_S = 120.0  # for Ray to be started again where it has ended
+_AGAIN_S = 120.0  # for Ray to be restarted after it has ended
 _LOOK_S = 0.5
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the variable's name, which is Ray's own; its value is a secret of the pool
 MODE = "RAY_AUTH_MODE"
 _SOCKET = "ray.sock"
-_READY = "Ray runtime started"  # what `ray start` prints then
-_OWN_ADDRESSES = ip_address("127.0.1.1")  # of node 0, where nodes share a machine; Ray takes 127.0.0.1 for no address
+_READY = "Ray runtime started"  # printed by `ray start` at that point
+_OWN_ADDRESSES = ip_address("127.0.1.1")  # of node 0, if nodes share a machine; Ray does not accept 127.0.0.1
 _HEAD_S = 120.0  # for node 0 to answer
 _END_S = 3.0  # for Ray's processes to end by themselves
-_PAUSE_S = 2.0  # after an attempt to start Ray again that failed
-_ATTEMPTS = 2  # at the first start: `ray start` gives its own processes 30 s, which a busy machine may exceed
+_PAUSE_S = 2.0  # after a failed attempt to restart Ray
+_ATTEMPTS = 2  # at the first start: `ray start` allows its own processes 30 s, which a busy machine may exceed
 _LINES = 20  # of Ray's output, in an error
 _LONGEST = 30  # characters of a directory that leaves room for the paths of Ray's sockets
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,15 +61,15 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _SETTINGS = {
     MODE: "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_LOGGER_LEVEL": "warning",  # a function that uses Ray need not tell that it is connected
+    "RAY_LOGGER_LEVEL": "warning",  # functions that use Ray need not report that they are connected
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
 }
 _OF_PROCESSES = {
     "RAY_enable_metrics_collection": "0",  # its port would be open to everybody, without the token
-    "DASHBOARD_METRIC_PORT": "-1",  # the same for the dashboard's; none is opened for a number that is no port
+    "DASHBOARD_METRIC_PORT": "-1",  # the same for the dashboard's; an invalid port number opens none
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # a node whose head is lost ends, and joins the next one
     "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # the server for programs starts a process for each of them
-    # with gRPC's handlers for forks, that process may die before it runs its program (seen in most starts)
+    # with gRPC's fork handlers, that process may die before it runs its program (seen in most starts)
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 
@@ -77,12 +77,13 @@ _OF_PROCESSES = {
 def ray() -> Plugin:
     """A Ray cluster on the pool's nodes, one of Ray's nodes on each. While the pool is open, `ray.init()` is done.
 
-    Tasks and actors that the program makes run on the nodes; functions that the pool runs there can use Ray, too. The
-    nodes get Ray in the version that is installed here. A token that only this pool has is asked for by all of the
-    cluster. One pool with this plugin can be open in a program.
+    Tasks and actors that the program creates run on the nodes; functions that the pool runs there can use Ray, too. The
+    nodes have the Ray version that is installed here. The whole cluster requires a token that only this pool has. One
+    pool
+    with this plugin can be open in a program.
 
     Raises:
-        PluginError: Ray, or what its client needs, is not installed here.
+        PluginError: Ray, or a package that its client needs, is not installed here.
     """
     if any(find_spec(name) is None for name in _NEEDED):
         raise PluginError("The plugin ray needs Ray with its client on this machine: pip install 'skyward[ray]'.")
@@ -96,7 +97,7 @@ def ray() -> Plugin:
 
 
 def _add_ray(image: Image, cluster: Cluster) -> Image:
-    """Ray as it is here, with its dashboard.
+    """Return the image with this machine's Ray version and its dashboard.
 
     Raises:
         PluginError: the nodes have another Python or another Ray, or this program uses Ray elsewhere.
@@ -143,7 +144,7 @@ def _check_free() -> None:
 
 @contextmanager
 def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
-    """The plugin's `around_client` hook: connect the program, and tell where the dashboard is."""
+    """Connect the program, and report the dashboard's address (the plugin's `around_client` hook)."""
     from skyward.nodes.local_host import PortForward
     from skyward.plugins._ray_client import connected
 
@@ -158,7 +159,7 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
 
 
 def _dial(pool: ComputePool) -> Any:
-    """A connection to Ray's server for programs, wherever node 0 is now; waits while Ray is started again there."""
+    """Connect to Ray's server for programs, wherever node 0 is now; wait while Ray is restarted there."""
     deadline = time.monotonic() + _AGAIN_S
     while True:
         head = pool._head()
@@ -176,7 +177,7 @@ class Ports:
 
     Attributes:
         client: of the server for programs outside the cluster.
-        dashboard: None as well where the dashboard's packages are not installed.
+        dashboard: also None if the dashboard's packages are not installed.
     """
 
     client: int | None = None
@@ -194,19 +195,19 @@ def read_ports(dial: Callable[[str], socket.socket]) -> Ports:
 
 
 def address_of(info: InstanceInfo, node: int) -> str:
-    """The address of a node in the cluster: the pool's, or one of its own on loopback where nodes share a machine."""
+    """Return the address of a node in the cluster: the pool's, or a loopback address if they share a machine."""
     known = {peer.node: peer.private_ip for peer in info.peers}
     address = known.get(node, info.head_addr)
     return str(_OWN_ADDRESSES + node) if ip_address(address).is_loopback else address
 
 
 def head_of(info: InstanceInfo) -> str:
-    """Address and port of the cluster."""
+    """Return address and port of the cluster."""
     return f"{address_of(info, 0)}:{info.head_port}"
 
 
 def command(info: InstanceInfo, ports: Ports, directory: Path) -> list[str]:
-    """The command that starts Ray on a node.
+    """Return the command that starts Ray on a node.
 
     Args:
         info: the node's place.
@@ -215,7 +216,7 @@ def command(info: InstanceInfo, ports: Ports, directory: Path) -> list[str]:
     """
     words = [sys.executable, "-u", "-m", "skyward.plugins._ray", "start", "--block"]
     words += [f"--node-ip-address={address_of(info, info.node)}", f"--temp-dir={directory}"]
-    words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]  # any that are free
+    words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]  # any free ones
     here = address_of(info, info.node)
     if (sharing := nodes_here(info)) > 1:
         words += [f"--num-cpus={cpus(sharing)}", f"--node-name={here}"]
@@ -229,7 +230,8 @@ def command(info: InstanceInfo, ports: Ports, directory: Path) -> list[str]:
 
 @contextmanager
 def joined(info: InstanceInfo) -> Iterator[None]:
-    """The plugin's `around_app` hook: this node is one of the cluster, and functions in this process can use Ray.
+    """Make this node part of the cluster, so that functions in this process can use Ray (the plugin's `around_app`
+    hook).
 
     The first worker process of a node starts Ray; the others wait until it has.
 
@@ -263,7 +265,7 @@ def _answers(run_dir: Path) -> bool:
 
 
 class RayNode:
-    """Ray's processes on this node. They are started again when they end, and when node 0 has moved.
+    """Ray's processes on this node. They are restarted when they end, and when node 0 has moved.
 
     Args:
         info: the node's place.
@@ -362,7 +364,7 @@ class RayNode:
         path = run_dir / _SOCKET
         self._listener = listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
-        path.chmod(0o666)  # the client may be another user than the container's; the directory above opens for it alone
+        path.chmod(0o666)  # the client may be another user than the container's; only it can enter the directory
         listener.listen()
         threading.Thread(target=self._tell_ports, args=(listener,), name="skyward-ray-ports", daemon=True).start()
 
@@ -376,7 +378,9 @@ class RayNode:
                 asking.sendall(json.dumps(asdict(self._ports)).encode())
 
     def _watch(self) -> None:
-        """Start Ray again when it has ended, or when it belongs to a head that is no more (a thread of its own)."""
+        """Restart Ray when it has ended, or when it belongs to a head that no longer exists (runs in a separate
+        thread).
+        """
         while not self._stopping.wait(_LOOK_S):
             info = InstanceInfo.current()
             assert info and self._process
@@ -392,7 +396,7 @@ class RayNode:
                 self._stopping.wait(_PAUSE_S)
 
     def _end(self) -> None:
-        """End `ray start`, by force after a short grace, and with it what it runs; remove their files."""
+        """End `ray start`, by force after a short grace period, together with its children; remove their files."""
         if self._process is not None:
             assert self._process.stdin
             self._process.terminate()
@@ -407,7 +411,7 @@ class RayNode:
 
 
 class _Output:
-    """Reads what `ray start` prints, for as long as it runs."""
+    """Reads the output of `ray start` for as long as it runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -416,12 +420,12 @@ class _Output:
         threading.Thread(target=self._read, args=(process.stdout,), name="skyward-ray-output", daemon=True).start()
 
     def wait_ready(self) -> bool:
-        """Block until Ray runs, or has ended; whether it runs."""
+        """Block until Ray runs or has ended; return whether it runs."""
         self._news.wait()
         return self._is_ready
 
     def last(self) -> str:
-        """The last lines."""
+        """Return the last lines."""
         return "".join(self._lines) or "(it printed nothing)"
 
     def _read(self, lines: IO[str]) -> None:
@@ -435,7 +439,7 @@ class _Output:
 
 
 def _free_ports(count: int) -> list[int]:
-    """TCP ports that nothing listens on, at any address."""
+    """Return TCP ports that nothing listens on, at any address."""
     holders = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [holder.getsockname()[1] for holder in holders]
     for holder in holders:
@@ -444,7 +448,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_for_server(port: int, process: subprocess.Popen[str]) -> None:
-    """Wait until Ray's server for programs listens; a Ray that has ended meanwhile is started again."""
+    """Wait until Ray's server for programs listens; return early if Ray ends, as it is then restarted."""
     while process.poll() is None:
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), _LOOK_S).close()
@@ -455,7 +459,8 @@ def _wait_for_server(port: int, process: subprocess.Popen[str]) -> None:
 def main() -> None:
     """Run Ray's command line with the parameters of this program, until its standard input ends.
 
-    So no Ray outlives the worker process that has started it, however that ends: Ray's own processes end with this one.
+    This way Ray does not outlive the worker process that started it, however that ends: Ray's processes end with this
+    one.
     """
     threading.Thread(target=_end_with_input, daemon=True).start()
     from ray.scripts.scripts import main as command_line

@@ -1,7 +1,8 @@
-"""Connects this program to the Ray cluster of its pool, and again after that was lost: `ClientBuilder`.
+"""Connects this program to the Ray cluster of its pool, also after a lost connection: `ClientBuilder`.
 
-`RAY_ADDRESS` names this module while the pool is open, so whatever Ray does to connect comes here: `ray.init()`, and
-the first use of Ray by a program that is connected to nothing. Else Ray would make a cluster on this machine then.
+`RAY_ADDRESS` names this module while the pool is open, so that all of Ray's connection attempts come here:
+`ray.init()`,
+and the first use of Ray by an unconnected program, for which Ray would otherwise start a cluster on this machine.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from skyward.errors import PluginError
 
 _ADDRESS = "RAY_ADDRESS"
 _WORDY = ("client_builder", "_private.utils", "util.client_connect")
-_LOGS = logging.getLogger("ray.util.client.logsclient")  # passes on what the cluster logs for this program
-_OF_SERVER = "SIGTERM handler is not set"  # in Ray's server for programs, which means nothing to a program
+_LOGS = logging.getLogger("ray.util.client.logsclient")  # forwards the cluster's logs for this program
+_OF_SERVER = "SIGTERM handler is not set"  # logged by Ray's server for programs, and irrelevant to a program
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class _Session:
     """The connection that this program may have.
 
     Attributes:
-        token: which the cluster asks for.
-        on_terminate: what SIGTERM does in this program, which `ray.init` changes.
+        token: required by the cluster.
+        on_terminate: this program's handler for SIGTERM, which `ray.init` changes.
     """
 
     token: str = field(repr=False)
@@ -63,10 +64,10 @@ def connected(address: str, token: str) -> Iterator[None]:
 
 
 class ClientBuilder(client_builder.ClientBuilder):  # type: ignore[misc]  # Ray is not followed
-    """Made by `ray.init` for an address of this module. A program that is connected stays as it is."""
+    """Created by `ray.init` for an address of this module. A program that is already connected stays so."""
 
     def _init_args(self, **given: Any) -> ClientBuilder:
-        """Take the parameters of `ray.init`; those that make a cluster mean nothing to one that is there."""
+        """Apply the parameters of `ray.init`, except those for starting a cluster, since there is one."""
         kept = {name: given[name] for name in ("namespace", "runtime_env", "logging_config") if given.get(name)}
         with _muted():
             super()._init_args(**kept, ignore_reinit_error=True)
@@ -92,7 +93,7 @@ def _is_for_programs(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _muted() -> Iterator[None]:
-    """Leave out what Ray tells of a connection: its own parameters, another patch release of Python."""
+    """Suppress Ray's messages about a connection: its own parameters, another patch release of Python."""
     loggers = [logging.getLogger(f"ray.{name}") for name in _WORDY]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,6 +1,6 @@
 """The `tensorflow` plugin: TensorFlow in the image, and the ranks of a pool described in `TF_CONFIG`.
 
-The plugin and the decorators share the description. The function makes the strategy, which connects the ranks.
+The plugin and the decorators share the description. The function creates the strategy, which connects the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 VARIABLE = "TF_CONFIG"
-_REUSE = "TF_GRPC_REUSE_PORT"  # lets TensorFlow's server bind a port that is held for it
+_REUSE = "TF_GRPC_REUSE_PORT"  # lets TensorFlow's server bind a port that is reserved for it
 _CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing what they need
 _config: str | None = None  # of the cluster that this process is part of
 
@@ -32,10 +32,13 @@ _config: str | None = None  # of the cluster that this process is part of
 def tensorflow() -> Plugin:
     """TensorFlow on every node, and the ranks as one cluster for `tf.distribute.MultiWorkerMirroredStrategy`.
 
-    In a pool of several ranks `TF_CONFIG` names the address of each when a function starts that was called with `@`.
-    The function makes the strategy and trains under it with a loop of its own (the `fit` of Keras 3 fails under it).
-    Nothing of TensorFlow may have run in the process before the first strategy, not in an earlier call either: it
-    would fail with "Collective ops must be configured at program startup". Later ones take part in the same cluster.
+    In a pool of several ranks `TF_CONFIG` lists the address of each when a function starts that was called with `@`.
+    The
+    function creates the strategy and trains under it with its own training loop (the `fit` of Keras 3 fails under it).
+    No
+    TensorFlow operation may have run in the process before the first strategy, not even in an earlier call: it would
+    fail
+    with "Collective ops must be configured at program startup". Later ones take part in the same cluster.
     """
     return (
         Plugin.create("tensorflow")
@@ -47,15 +50,15 @@ def tensorflow() -> Plugin:
 
 
 def requirement(cluster: Cluster) -> str:
-    """What to install of TensorFlow on the nodes of this pool."""
+    """Return the TensorFlow requirement for the nodes of this pool."""
     accelerator = cluster.spec.accelerator
     if accelerator is not None and accelerator.cuda:
         return "tensorflow[and-cuda]"
-    return "tensorflow-cpu" if cluster.spec.platform == "linux/amd64" else "tensorflow"  # which has none for others
+    return "tensorflow-cpu" if cluster.spec.platform == "linux/amd64" else "tensorflow"  # no -cpu for others
 
 
 def _add(image: Image, cluster: Cluster) -> Image:
-    level = image.env.get(_LOG_LEVEL, "1")  # its notes on CPU features would stand in every worker's output
+    level = image.env.get(_LOG_LEVEL, "1")  # otherwise its notes on CPU features would appear in every worker's output
     return image.pip_install(requirement(cluster)).with_env({_LOG_LEVEL: level})
 
 
@@ -67,7 +70,8 @@ def _decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
 def described(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
     """Set `TF_CONFIG` to the addresses of all ranks while the context is open. Every rank enters it.
 
-    The ports are held until then, so that nobody takes one before TensorFlow does. Nothing happens with one rank.
+    The ports are reserved until then, so that no other process takes one before TensorFlow does. With one rank nothing
+    happens.
 
     Args:
         info: this rank's place.
@@ -99,7 +103,7 @@ def described(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[No
 
 
 def before_call(_info: InstanceInfo) -> None:
-    """Show the cluster to calls that all ranks run: in another, a strategy would wait for the others for ever."""
+    """Show the cluster only to calls that all ranks run: in others, a strategy would wait for other ranks for ever."""
     if _config is not None and on_every_rank():
         os.environ[VARIABLE] = _config
     else:
@@ -119,7 +123,7 @@ def join(info: InstanceInfo) -> None:
 
 @contextmanager
 def _held(address: str) -> Iterator[int]:
-    """A free port that only this user's sockets which share it can bind, as TensorFlow's does."""
+    """Yield a free port that only sockets of this user with SO_REUSEPORT can bind, as TensorFlow's does."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((address, 0))

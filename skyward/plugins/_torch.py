@@ -1,8 +1,9 @@
 """`sky.plugins.torch`: PyTorch in the image, for the GPUs of the pool, and a process group of all ranks.
 
-The plugin and the decorators share the group. Programs for other launchers make and destroy a group themselves. While
-skyward's is there, `init_process_group` does nothing if it asks for the same group, and `destroy_process_group` does
-nothing at all; each warns once. What runs on nodes imports torch inside its functions only.
+The plugin and the decorators share the group. Programs for other launchers create and destroy a group themselves. While
+skyward's group exists, `init_process_group` does nothing if it asks for the same group, and `destroy_process_group`
+does
+not destroy it; each warns once. Code that runs on nodes imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 INDEX = "https://download.pytorch.org/whl"
 _CUDA = re.compile(r"cu\d{2,3}")
-_STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to be there
+_STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to exist
 _CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
 _originals: dict[str, FunctionType] = {}  # of torch, by name; empty unless user code is redirected
 _warned: set[str] = set()
@@ -48,12 +49,13 @@ def torch(
 ) -> Plugin:
     """PyTorch, and its distributed process group on pools of several ranks.
 
-    The packages come from PyTorch's own index, for the pool's accelerator: with CUDA where it has some, else for CPUs.
-    numpy is added as well. The group is made once per worker, when the pool starts, and exists in every call.
+    The packages come from PyTorch's own index, with CUDA if the pool's accelerator has it, else for CPUs. numpy is
+    added as
+    well. The group is created once per worker, when the pool starts, and exists in every call.
 
     Args:
-        backend: of the group; None for nccl where each rank has a GPU for itself, else gloo.
-        cuda: CUDA version of the packages, as the index spells it.
+        backend: of the group; None for nccl if each rank has a GPU for itself, else gloo.
+        cuda: CUDA version of the packages, in the index's spelling.
         version: of torch: "latest" (also for None), a version ("2.3.0") or a specifier (">=2.3,<3").
         vision: the same for torchvision; None does not install it.
         audio: the same for torchaudio; None does not install it.
@@ -86,12 +88,12 @@ def torch(
 
 
 def _add(packages: Mapping[str, str], cuda: str, image: Image, cluster: Cluster) -> Image:
-    """Requirements by package, from the index for the pool's accelerator."""
+    """Return the image with these packages, from the index for the pool's accelerator."""
     accelerator = cluster.spec.accelerator
     build = cuda if accelerator is not None and accelerator.cuda else "cpu"
-    elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice is kept
+    elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice of index
     scoped = [package for package in packages if package not in elsewhere]
-    # torch does not require numpy, and warns in each process that imports it without
+    # torch does not require numpy, but warns in each process that imports it without:
     # https://github.com/pytorch/pytorch/issues/115638
     image = add_missing(image.pip_install(*packages.values()), "numpy")
     if scoped:
@@ -101,7 +103,7 @@ def _add(packages: Mapping[str, str], cuda: str, image: Image, cluster: Cluster)
 
 @contextmanager
 def around_workers(info: InstanceInfo, *, backend: str | None = None) -> Iterator[None]:
-    """The plugin's `around_app` hook: a group if the pool has several ranks."""
+    """Create a group if the pool has several ranks (the plugin's `around_app` hook)."""
     if info.total_workers < 2:
         yield
         return
@@ -110,11 +112,11 @@ def around_workers(info: InstanceInfo, *, backend: str | None = None) -> Iterato
 
 
 def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
-    """The decorators' part: make the group at the first call, unless a plugin has made it, and keep it.
+    """Create the group at the first call, unless a plugin has done so, and keep it (for the decorators).
 
     Raises:
-        PluginError: the call does not run on all ranks, or a rank is missing or out of reach.
-        ConfigError: the group is there, with another backend.
+        PluginError: the call does not run on all ranks, or a rank is missing or unreachable.
+        ConfigError: the group exists with another backend.
     """
     if info.total_workers > 1 and not environment.on_every_rank():
         raise PluginError(
@@ -127,18 +129,18 @@ def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
 
 @contextmanager
 def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: float | None = None) -> Iterator[None]:
-    """Make the default process group of all ranks, and destroy it at the end; every rank enters it.
+    """Create the default process group of all ranks, and destroy it at the end; every rank enters it.
 
     The environment is that of torchrun: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE,
-    NODE_RANK. A group that is there already is left as it is.
+    NODE_RANK. An existing group is left as it is.
 
     Args:
         info: this rank's place.
-        backend: "nccl" or "gloo"; None for nccl where each rank has a GPU for itself, else gloo.
+        backend: "nccl" or "gloo"; None for nccl if each rank has a GPU for itself, else gloo.
         timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
 
     Raises:
-        PluginError: a rank is missing or out of reach, or the backend cannot be used here.
+        PluginError: a rank is missing or unreachable, or the backend cannot be used here.
     """
     import torch
     import torch.distributed as dist
@@ -161,7 +163,7 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
     store, port = _store(info, timeout_s)
     _describe(info, port)
     if not cuda:
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # the Trainer then takes part in a group of CPUs, too
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # lets the Trainer take part in a group of CPUs, too
     dist.init_process_group(
         chosen,
         store=dist.PrefixStore("skyward", store),
@@ -179,7 +181,7 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
 
 
 def _store(info: InstanceInfo, timeout_s: float | None) -> tuple[Any, int]:
-    """The ranks' common store, served by rank 0 on the pool's port or, where that is taken, on a free one."""
+    """Return the ranks' common store, served by rank 0 on the pool's port or, if that is taken, on a free one."""
     import torch.distributed as dist
 
     address = info.head_addr
@@ -214,7 +216,7 @@ def _describe(info: InstanceInfo, port: int) -> None:
 
 
 def _use_device(info: InstanceInfo) -> Any:
-    """Make the rank's own GPU the current one: one of those it sees, which may be its alone or all of the node's."""
+    """Make the rank's GPU the current one and return it: it sees either only its own or all of the node's."""
     import torch
 
     device = torch.device("cuda", info.worker % torch.cuda.device_count())
@@ -223,7 +225,7 @@ def _use_device(info: InstanceInfo) -> Any:
 
 
 def _identity(device: Any) -> str | None:
-    """What no other GPU has; None where torch does not tell it."""
+    """Return an identifier that is unique to the GPU; None if torch does not report one."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -231,10 +233,10 @@ def _identity(device: Any) -> str | None:
 
 
 def suitable(gpus: Sequence[str | None], backend: str | None) -> str:
-    """The backend for ranks with these GPUs: NCCL refuses ranks that share one ("invalid usage"), gloo does not.
+    """Return the backend for ranks with these GPUs: NCCL refuses ranks that share one ("invalid usage"), gloo does not.
 
     Raises:
-        PluginError: it is to be nccl, and ranks share a GPU.
+        PluginError: nccl is requested, and ranks share a GPU.
     """
     users = defaultdict(list)
     for rank, gpu in enumerate(gpus):
@@ -249,15 +251,15 @@ def suitable(gpus: Sequence[str | None], backend: str | None) -> str:
 
 
 def _name_interface(info: InstanceInfo) -> None:
-    """By default gloo announces the address that the host's name resolves to, which other hosts often cannot reach."""
+    """Set the interface for gloo and NCCL: gloo's default, from the host name, is often unreachable from others."""
     interface = interface_of(info)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly this one, not all that start like it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly this one, not all with this prefix
 
 
 def _share_processors(info: InstanceInfo) -> None:
-    """Where several ranks run on one machine, limit the threads of each to its part of the processors."""
+    """If several ranks run on one machine, limit the threads of each to its share of the processors."""
     import torch
 
     ranks = nodes_here(info) * info.workers_per_node
@@ -268,22 +270,23 @@ def _share_processors(info: InstanceInfo) -> None:
 
 
 def _redirect() -> None:
-    """From now on, calls of `init_process_group` and `destroy_process_group` come here.
+    """Redirect calls of `init_process_group` and `destroy_process_group` to this module.
 
-    A file that says `from torch.distributed import init_process_group` at its top may be loaded before the group is
-    made, and holds the function itself. So the function object stays and its code is replaced.
+    A file that has `from torch.distributed import init_process_group` at the top may be loaded before the group is
+    created,
+    and refers to the function itself. Therefore the function object stays and its code is replaced.
     """
     from torch.distributed import distributed_c10d
 
     for name, stand_in in (("init_process_group", _init), ("destroy_process_group", _destroy)):
         function = getattr(distributed_c10d, name)
         _originals[name] = _copied(function)
-        # a function keeps its closure: its code must name as many variables of it, and uses none
+        # a function keeps its closure: its code must name as many free variables, and uses none
         function.__code__ = stand_in.__code__.replace(co_freevars=function.__code__.co_freevars)
 
 
 def _restore() -> None:
-    """Give both functions their own code back."""
+    """Restore the original code of both functions."""
     from torch.distributed import distributed_c10d
 
     for name, original in _originals.items():
@@ -292,7 +295,7 @@ def _restore() -> None:
 
 
 def _original(name: str) -> Callable[..., Any]:
-    """Torch's own function of that name."""
+    """Return torch's own function of that name."""
     from torch.distributed import distributed_c10d
 
     found: Callable[..., Any] = _originals.get(name) or getattr(distributed_c10d, name)
@@ -300,15 +303,15 @@ def _original(name: str) -> Callable[..., Any]:
 
 
 def init_again(*args: Any, **kwargs: Any) -> Any:
-    """What `init_process_group` does while the group is there.
+    """Replace `init_process_group` while the group exists.
 
     Raises:
-        ConfigError: it asks for another rank, world or backend than the group has.
+        ConfigError: it asks for another rank, world size or backend than the group has.
     """
     import torch.distributed as dist
 
     init = _original("init_process_group")
-    if not dist.is_initialized():  # torch's internals were used to end it
+    if not dist.is_initialized():  # it was destroyed through torch's internals
         return init(*args, **kwargs)
     asked = inspect.signature(dist.init_process_group).bind(*args, **kwargs).arguments
     _check_group(asked.get("backend"), rank=asked.get("rank"), world_size=asked.get("world_size"))
@@ -321,7 +324,7 @@ def init_again(*args: Any, **kwargs: Any) -> Any:
 
 
 def destroy_again(group: Any = None) -> None:
-    """What `destroy_process_group` does while the group is there: it destroys other groups, but not this one."""
+    """Replace `destroy_process_group` while the group exists: destroy other groups, but not this one."""
     import torch.distributed as dist
 
     if group is not None and group is not dist.group.WORLD:
@@ -334,12 +337,12 @@ def destroy_again(group: Any = None) -> None:
 
 
 def _check_group(backend: str | None, *, rank: int | None = None, world_size: int | None = None) -> None:
-    """Check that what is asked for is what the group has.
+    """Check that the group has the requested properties.
 
-    A backend that this machine cannot use (nccl without a GPU) is accepted: programs for GPUs then run on CPU pools.
+    A backend that this machine cannot use (nccl without a GPU) is accepted, so that programs for GPUs run on CPU pools.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it has not.
     """
     import torch.distributed as dist
 
@@ -372,7 +375,7 @@ def _warn_once(what: str, text: str) -> None:
 
 
 def _copied(function: FunctionType) -> FunctionType:
-    """A function that does what this one does now."""
+    """Return a function that does what this one does now."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -380,7 +383,7 @@ def _copied(function: FunctionType) -> FunctionType:
     return copy
 
 
-# The code of these two runs among the globals of torch's module, where this module's names are unknown.
+# The code of these two runs with the globals of torch's module, where this module's names are unknown.
 def _init(*args: Any, **kwargs: Any) -> Any:
     from skyward.plugins._torch import init_again
 

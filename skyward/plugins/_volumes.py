@@ -1,6 +1,6 @@
 """The volumes of a pool: rclone in the image, and a mount of each bucket on every node before its first call.
 
-The credentials are sent over the pool's own connections, and reach rclone in its environment: they are in no image,
+The credentials are sent over the pool's own connections, and passed to rclone in its environment: they are in no image,
 label, command line or container setting, and functions do not see them.
 """
 
@@ -22,17 +22,18 @@ from skyward.plugins.base import Plugin
 
 PACKAGES = ("ca-certificates", "fuse3", "rclone")
 _ASK_S, _MOUNT_S = 60, 60
-_LAST_S = 8.0  # of the time that a worker has for its end
+_LAST_S = 8.0  # of the time that a worker has to end
 _CACHE = Path("/var/tmp/skyward-volumes")
-_VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # of this machine, as its firmware tells
-# A file that is only written is sent as it is written, and closed when it is in the bucket: a call that has saved its
-# model returns when that is so. One that is also read while it is written is collected here, and sent after its close.
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # vendor of this machine, according to its firmware
+# A file that is only written is uploaded while it is written, and its close returns once it is in the bucket: a call
+# that saves its model returns after that. A file that is also read while it is written is cached, and uploaded after
+# its close.
 _SYNCHRONOUS = ("--vfs-cache-mode", "minimal", "--vfs-write-back", "0")
-_NOTHING_THERE = 3  # rclone's exit status where neither an object nor a prefix of that name exists
+_NOTHING_THERE = 3  # rclone's exit status if neither an object nor a prefix of that name exists
 
 
 def mounting(volumes: tuple[Volume, ...]) -> Plugin:
-    """The plugin that mounts them."""
+    """Return the plugin that mounts these volumes."""
     return (
         Plugin.create("volumes")
         .with_image_transform(lambda image, _: image.apt_install(*(each for each in PACKAGES if each not in image.apt)))
@@ -53,7 +54,7 @@ def _around_app(_info: InstanceInfo) -> Iterator[None]:
 
 
 def unsent(cache: Path) -> list[str]:
-    """The files in rclone's cache that it has still to send, as its notes on them say."""
+    """Return the files that rclone has cached and not yet uploaded, according to its metadata."""
     found = []
     for note in (cache / "vfsMeta").rglob("*"):
         try:
@@ -65,9 +66,9 @@ def unsent(cache: Path) -> list[str]:
 
 
 def login(environment: Mapping[str, str]) -> dict[str, str]:
-    """Rclone's settings for S3: credentials that this client has, else those of the machine that a node runs on.
+    """Return rclone's settings for S3: this client's credentials, else those of the machine that a node runs on.
 
-    They are looked for as boto3 does where that is installed (environment, AWS_PROFILE, role), else in the environment.
+    They are looked up by boto3 if that is installed (environment, AWS_PROFILE, role), else in the environment.
     """
     key, secret, token = (
         environment.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
@@ -89,13 +90,14 @@ def login(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_login(names: Container[str]) -> None:
-    """Refuse volumes on nodes of this machine, where nothing gives their nodes a login for S3.
+    """Refuse volumes on nodes of this machine if they would have no credentials for S3.
 
     Args:
-        names: of the variables that the nodes get.
+        names: of the variables that the nodes receive.
 
     Raises:
-        ConfigError: there is none: not here, not in these, and this is no machine of EC2 that could have a role.
+        ConfigError: there are none: neither here nor in these variables, and this is not an EC2 machine with a possible
+            role.
     """
     if "AWS_ACCESS_KEY_ID" in names or _may_have_role() or "RCLONE_S3_ENV_AUTH" not in login(os.environ):
         return
@@ -106,12 +108,12 @@ def require_login(names: Container[str]) -> None:
 
 
 def _may_have_role() -> bool:
-    """Whether this may be a machine of EC2, or a container of one, that gets its login from the metadata server."""
+    """Return whether this may be an EC2 machine, or a container on one, with credentials from the metadata server."""
     if os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         return True
     try:
         return "amazon" in _VENDOR.read_text().lower()
-    except OSError:  # machines of EC2 have this file
+    except OSError:  # EC2 machines have this file
         return False
 
 
@@ -122,7 +124,7 @@ def _of_boto3() -> tuple[str, str, str | None, str | None] | None:
     except ImportError:
         return None
     core = botocore.session.Session()
-    if not _may_have_role():  # elsewhere the metadata server is waited for in vain, 2 s
+    if not _may_have_role():  # elsewhere it would wait 2 s for a metadata server in vain
         core.get_component("credential_provider").remove("iam-role")
     session = boto3.Session(botocore_session=core)
     found = session.get_credentials()
@@ -133,7 +135,7 @@ def _of_boto3() -> tuple[str, str, str | None, str | None] | None:
 
 
 def mount(volume: Volume, settings: Mapping[str, str]) -> None:
-    """Mount a volume (on a node); returns when it can be used.
+    """Mount a volume (on a node); return when it can be used.
 
     Raises:
         PluginError: the bucket cannot be read, or the container may not mount.
@@ -141,7 +143,7 @@ def mount(volume: Volume, settings: Mapping[str, str]) -> None:
     env = {**os.environ, **settings, "RCLONE_CONFIG": ""}
     where = f"s3://{volume.source}"
     asked = _rclone(env, _ASK_S, "lsf", "--max-depth", "1", f":s3:{volume.source}")
-    new = asked.returncode == _NOTHING_THERE and volume.prefix and not volume.read_only  # it will be there
+    new = asked.returncode == _NOTHING_THERE and volume.prefix and not volume.read_only  # created by writing
     if asked.returncode and not new:
         raise PluginError(f"{where}, the volume at {volume.mount}, cannot be read: {_last(asked)}")
     Path(volume.mount).mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ def _rclone(env: Mapping[str, str], limit_s: float, *words: str) -> subprocess.C
             errors="replace",
             timeout=limit_s,
             check=False,
-            start_new_session=True,  # the group of a worker that dies is killed, and the mount is for those after it
+            start_new_session=True,  # a dying worker's group is killed, but its successors use the mount
         )
     except OSError as error:
         raise PluginError(f"rclone could not be started ({error}). Install it in the node's image.") from error

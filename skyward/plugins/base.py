@@ -1,6 +1,6 @@
-"""`Plugin`: what a framework adds to a pool's image, nodes, workers, calls and client, as one frozen value.
+"""`Plugin`: a framework's additions to a pool's image, nodes, workers, calls and client, as one frozen value.
 
-It holds the hooks and never calls them; `client` and `node` in this package do. Standard library and cloudpickle only.
+It holds the hooks; `hooks` in this package calls them. Standard library and cloudpickle only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skyward.model.instance import InstanceInfo
     from skyward.model.spec import Cluster
 
-# a shell text (run by `sh -e`), a function without parameters, or a sequence of these
+# a shell command (run by `sh -e`), a function without parameters, or a sequence of these
 Op: TypeAlias = "str | Callable[[], object] | Sequence[Op]"
 Transform: TypeAlias = "Callable[[Image, Cluster], Image]"
 Bootstrap: TypeAlias = "Callable[[Cluster], Sequence[Op]]"
@@ -29,39 +29,45 @@ PoolSecrets: TypeAlias = "Callable[[], Mapping[str, str]]"
 AroundClient: TypeAlias = "Callable[[Any, Cluster], AbstractContextManager[Any]]"
 
 HOOKS = ("transform", "bootstrap", "decorate", "around_app", "around_process", "around_client")
-SERVERS = ("ray", "dask")  # plugins of a cluster whose server is found at the pool's port, by replaced nodes too
+SERVERS = ("ray", "dask")  # plugins with a cluster server on the pool's port, where replaced nodes find it, too
 LATEST = "latest"
 _OPERATOR = re.compile(r"\s*(===|~=|==|!=|<=|>=|<|>)")
-WORKER_HOOKS = ("decorate", "around_app", "around_process")  # these travel to the nodes
+WORKER_HOOKS = ("decorate", "around_app", "around_process")  # hooks that are sent to the nodes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plugin:
-    """What is added to every pool that lists it: a name and up to six hooks.
+    """An addition to every pool that lists it: a name and up to six hooks.
 
-    Made by `Plugin.create(name)` and the `with_...` methods, each of which returns a new value. A plugin with
-    settings is a function that returns a `Plugin`. Hooks may hold secrets: a plugin's repr shows only their names.
+    Created by `Plugin.create(name)` and the `with_...` methods, each of which returns a new value. A plugin with
+    settings is
+    a function that returns a `Plugin`. Hooks may contain secrets: a plugin's repr shows only their names.
 
     Order, over the pool's list of plugins: all `transform`s, image built, node started, all `bootstrap`s, all
-    `around_app`s, all `around_process`es, then calls through the `decorate` chain; contexts are left in reverse.
+    `around_app`s, all `around_process`es, then calls through the `decorate` chain; contexts are exited in reverse.
 
     Attributes:
-        name: what messages call it; unique in a pool.
-        transform: `(Image, Cluster) -> Image`, on the client, pure. Sees the image the previous plugin returned and
-            adds to it: it may not take packages or indexes away. No machine exists yet; `cluster.spec` is the plan.
-        bootstrap: `(Cluster) -> ops`, on the client; the ops run once on every node when it starts, in order, in one
-            of its workers, also when the image was there already. They are for the node's files and services: what
-            a process needs (its environment, say) is for `around_app`.
+        name: its name in messages; unique in a pool.
+        transform: `(Image, Cluster) -> Image`, on the client, pure. Receives the image that the previous plugin
+            returned
+            and adds to it: it must not remove packages or indexes. No machine exists yet; `cluster.spec` is the plan.
+        bootstrap: `(Cluster) -> ops`, on the client; the ops run once on every node when it starts, in order, in one of
+            its
+            workers, even if the image already existed. They are for the node's files and services: set-up of a process
+            (its
+            environment, say) belongs in `around_app`.
         decorate: `(fn) -> fn`, on the worker; wraps every function that is called. The first plugin is outermost.
-        around_app: `(InstanceInfo) -> context manager`, entered once per worker process, in its main thread, before
-            its first call, and left when the worker ends.
-        around_process: the same, after all `around_app`s, and only where nodes have several worker processes.
+        around_app: `(InstanceInfo) -> context manager`, entered once per worker process, in its main thread, before its
+            first call, and exited when the worker ends.
+        around_process: the same, after all `around_app`s, and only if nodes have several worker processes.
         around_client: `(ComputePool, Cluster) -> context manager`, on the client, entered when the pool is ready and
-            left before it ends.
+            exited
+            before it ends.
         collective: whether the pool's ranks form one group that no rank can leave or enter alone: their hooks wait for
-            each other, and when one is lost all are started again.
-        secrets: variables that workers get, before any hook, as those of `ComputePool(secrets=...)`.
-        pool_secrets: `() -> mapping`, on the client: the same, made anew for each pool.
+            each
+            other, and if one is lost all are restarted.
+        secrets: variables that workers receive before any hook runs, like those of `ComputePool(secrets=...)`.
+        pool_secrets: `() -> mapping`, on the client: the same, created for each pool.
     """
 
     name: str
@@ -87,7 +93,7 @@ class Plugin:
 
     @classmethod
     def create(cls, name: str) -> Plugin:
-        """A plugin without hooks."""
+        """Return a plugin without hooks."""
         return cls(name)
 
     def with_image_transform(self, fn: Transform) -> Plugin:
@@ -122,14 +128,16 @@ class Plugin:
         """Add secret variables: by name, to be read from the client's environment, or with their values.
 
         Raises:
-            ConfigError: a name is none of a variable, or a value is no text.
+            ConfigError: a name is not valid for a variable, or a value is not text.
         """
         what = f"Plugin {self.name!r}: secrets"
         added = Secrets.of(names, what).entries + Secrets.of(values, what).entries
         return replace(self, secrets=Secrets(tuple({**dict(self.secrets.entries), **dict(added)}.items())))
 
     def with_pool_secrets(self, make: PoolSecrets) -> Plugin:
-        """Add secret variables that no two pools have in common, such as keys that its nodes know each other by."""
+        """Add secret variables that are different for each pool, such as keys by which its nodes authenticate each
+        other.
+        """
         return replace(self, pool_secrets=make)
 
     def _with(self, hook: str, fn: object) -> Plugin:
@@ -149,10 +157,10 @@ class Plugin:
 
 
 def check(plugins: Sequence[Plugin]) -> None:
-    """Find what is wrong with a pool's plugins before anything is created.
+    """Check a pool's plugins before anything is created.
 
     Raises:
-        ConfigError: an entry is no plugin, two have one name, or two would listen on the pool's port.
+        ConfigError: an entry is not a plugin, two have the same name, or two would listen on the pool's port.
         PluginError: a hook that runs on the nodes cannot be pickled; the message names plugin and hook.
     """
     seen: dict[str, int] = {}
@@ -170,7 +178,10 @@ def check(plugins: Sequence[Plugin]) -> None:
 
 
 def _check_port(plugins: Sequence[Plugin]) -> None:
-    """A pool claims one port on node 0: a cluster's server needs it, a group's takes another one where it is in use."""
+    """Check the use of the one port that a pool claims on node 0: a cluster's server needs it, a group uses another one
+    if
+    it is taken.
+    """
     serving: str | None = None
     group: str | None = None
     for plugin in plugins:
@@ -189,12 +200,12 @@ def _check_port(plugins: Sequence[Plugin]) -> None:
 
 
 def check_pickles(value: object, plugin: str, hook: str) -> None:
-    """Raise PluginError, naming plugin and hook, if a value that goes to the nodes cannot be pickled."""
-    import cloudpickle  # not needed to look at a plugin
+    """Raise PluginError, naming plugin and hook, if a value that is sent to the nodes cannot be pickled."""
+    import cloudpickle  # only needed to pickle hooks
 
     try:
         cloudpickle.dumps(value)
-    except Exception as error:  # whatever some object's own pickling raises
+    except Exception as error:  # pickling of third-party objects may raise anything
         raise PluginError(
             f"Plugin {plugin!r}: its {hook} hook goes to the nodes, but cannot be pickled "
             f"({type(error).__name__}: {error}). Create locks, connections and open files inside the hook."
@@ -202,18 +213,18 @@ def check_pickles(value: object, plugin: str, hook: str) -> None:
 
 
 def versioned(package: str, version: str | None, *, where: str) -> str:
-    """A package with a version, as pip takes it.
+    """Return a package with a version, as a requirement for pip.
 
     Args:
         package: its name, extras included.
         version: "latest" or None for any; a bare version such as "2.3.0" for exactly that; a specifier such as
-            ">=2.3,<3" as it is.
-        where: what errors call the parameter.
+            ">=2.3,<3" unchanged.
+        where: the parameter's name in errors.
 
     Raises:
-        ConfigError: it is no version and no specifier (PEP 440).
+        ConfigError: it is neither a version nor a specifier (PEP 440).
     """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # nodes, which import this too, need not have it
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # nodes import this module without it
 
     if version is None or version == LATEST:
         return package
@@ -233,15 +244,15 @@ def versioned(package: str, version: str | None, *, where: str) -> str:
 
 
 def add_missing(image: Image, *requirements: str) -> Image:
-    """The image with these packages; a bare name adds nothing where the image asks for that package already."""
-    from skyward.model.image import requirement_name  # nodes have no use for it
+    """Return the image with these packages; a bare name adds nothing if the image already requires that package."""
+    from skyward.model.image import requirement_name  # not needed on nodes
 
     present = {requirement_name(entry) for entry in image.pip}
     return image.pip_install(*(entry for entry in requirements if entry not in present))
 
 
 def hook_failed(plugin: str, hook: str, error: BaseException, when: str = "") -> PluginError:
-    """The error that says whose hook failed, with the hook's own error as its cause."""
+    """Return an error that names the plugin whose hook failed, with the hook's own error as its cause."""
     failure = PluginError(f"Plugin {plugin!r}: its {hook} hook failed{when}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

@@ -3,7 +3,7 @@
 The client changes the image (`transform_all`), sends all workers one `NodeSetup`, and enters contexts around the open
 pool (`around_client`). Each worker calls the `NodeSetup` with its place: the first one of a node bootstraps it, all
 enter their contexts. The runner does not know plugins: it calls an object that returns another with `decorate` and
-`close`. Standard library only at import, as nodes import this file.
+`close`. Standard library only at import, as nodes import this module.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _DONE = "done"
 
 
 def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
-    """The image with what all plugins add, in their order; `Image.origins` says what each one added.
+    """Return the image with the additions of all plugins, in their order; `Image.origins` records the plugin of each.
 
     Raises:
-        PluginError: a transform failed, returned something else, or took away what was there.
+        PluginError: a transform failed, returned something else, or removed existing entries.
     """
     for plugin in plugins:
         if plugin.transform is not None:
@@ -53,13 +53,13 @@ def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> 
 
 
 def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
-    from skyward.image.plan import with_origin  # brings the compiler, for which nodes have no use
+    from skyward.image.plan import with_origin  # imports the compiler, which nodes do not need
     from skyward.model.image import Image
 
     assert plugin.transform is not None
     try:
         after = plugin.transform(image, cluster)
-    except Exception as error:  # a third party's code
+    except Exception as error:  # third-party code
         raise hook_failed(plugin.name, "transform", error) from error
     if not isinstance(after, Image):
         raise PluginError(
@@ -76,16 +76,16 @@ def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
 
 
 def _entries(image: Image) -> list[str]:
-    """What a plugin may not take away."""
+    """Return the entries that a plugin must not remove."""
     entries = [f"{field}={entry!r}" for field in _LISTS for entry in getattr(image, field)]
     return entries + [f"{package!r} from {index.url}" for index in image.pip_indexes for package in index.packages]
 
 
 def node_setup(plugins: Sequence[Plugin], cluster: Cluster, *, several_processes: bool = False) -> NodeSetup:
-    """What every worker of the pool is sent: the bootstrap steps and the hooks that run there.
+    """Return the set-up that is sent to every worker of the pool: the bootstrap steps and the hooks that run there.
 
     Raises:
-        PluginError: a bootstrap hook failed, or one of its ops is none or cannot be pickled.
+        PluginError: a bootstrap hook failed, or one of its ops is invalid or cannot be pickled.
     """
     steps = [step for plugin in plugins for step in _steps(plugin, cluster)]
     kept = tuple(replace(plugin, **_STAYS) for plugin in plugins)
@@ -97,7 +97,7 @@ def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
         return []
     try:
         ops = plugin.bootstrap(cluster)
-    except Exception as error:  # a third party's code
+    except Exception as error:  # third-party code
         raise hook_failed(plugin.name, "bootstrap", error) from error
     found = list(_flat(ops))
     for op in found:
@@ -120,12 +120,12 @@ def _flat(op: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """What the client sends a worker of a pool's plugins.
+    """The client's message to a worker about a pool's plugins.
 
     Attributes:
         steps: the bootstrap of the node.
         plugins: the plugins, with only the hooks that run in workers.
-        several_processes: whether a node has more than one worker process, as `around_process` wants it.
+        several_processes: whether a node has more than one worker process, as `around_process` requires.
     """
 
     steps: tuple[Step, ...]
@@ -155,7 +155,7 @@ def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
                 return
             _run_all(steps, record)
         finally:
-            fcntl.flock(record, fcntl.LOCK_UN)  # a process that a step left behind may share the open file
+            fcntl.flock(record, fcntl.LOCK_UN)  # a process started by a step may share the open file
 
 
 def _run_all(steps: tuple[Step, ...], record: TextIO) -> None:
@@ -174,7 +174,7 @@ def _run_all(steps: tuple[Step, ...], record: TextIO) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One op of a plugin's bootstrap: a shell text or a function without parameters."""
+    """One op of a plugin's bootstrap: a shell command or a function without parameters."""
 
     plugin: str
     number: int
@@ -200,7 +200,7 @@ class Step:
             return
         try:
             self.op()
-        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
+        except (Exception, SystemExit) as error:  # third-party code, which may be a command's main()
             raise PluginError(f"{self} failed: {type(error).__name__}: {error}") from error
 
     def _run_shell(self, text: str) -> None:
@@ -223,31 +223,31 @@ class Session:
     """The plugins of a pool, set up in one worker process.
 
     Attributes:
-        collective: whether one of them makes a group of the pool's ranks.
+        collective: whether one of them forms a group of the pool's ranks.
     """
 
     def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool = False) -> None:
-        """Enter all `around_app` hooks, then, where a node has several processes, all `around_process` hooks.
+        """Enter all `around_app` hooks, then, if a node has several processes, all `around_process` hooks.
 
         Raises:
-            PluginError: one failed; those before it have been left.
+            PluginError: one failed; those before it have been exited.
         """
         self._plugins = plugins
         self.collective = any(plugin.collective for plugin in plugins)
         self._entered = Entered(_worker_hooks(plugins, place, several_processes=several_processes))
 
     def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The function inside all `decorate` hooks, the first plugin's outermost.
+        """Return the function wrapped in all `decorate` hooks, the first plugin's outermost.
 
         Raises:
-            PluginError: a hook failed or returned no function.
+            PluginError: a hook failed or returned something other than a function.
         """
         for plugin in reversed(self._plugins):
             if plugin.decorate is None:
                 continue
             try:
                 decorated = plugin.decorate(fn)
-            except (Exception, SystemExit) as error:  # a third party's code
+            except (Exception, SystemExit) as error:  # third-party code
                 raise hook_failed(plugin.name, "decorate", error) from error
             if not callable(decorated):
                 raise PluginError(
@@ -258,10 +258,10 @@ class Session:
         return fn
 
     def close(self) -> None:
-        """Leave the hooks in reverse order; a second call does nothing.
+        """Exit the hooks in reverse order; a second call does nothing.
 
         Raises:
-            PluginError: one or more failed; all have been left.
+            PluginError: one or more failed; all have been exited.
         """
         self._entered.close()
 
@@ -277,7 +277,7 @@ def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_p
 
 
 class Hook(NamedTuple):
-    """A hook that gives a context manager, with the words an error needs."""
+    """A hook that returns a context manager, with its description for errors."""
 
     plugin: str
     name: str
@@ -285,13 +285,13 @@ class Hook(NamedTuple):
 
 
 class Entered:
-    """Contexts of several hooks: entered in order, left in reverse, each left exactly once whatever the others do."""
+    """Contexts of several hooks: entered in order, exited in reverse, each exactly once even if others fail."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         """Enter the hooks in order.
 
         Raises:
-            PluginError: one failed; those before it have been left.
+            PluginError: one failed; those before it have been exited.
         """
         self._lock = threading.Lock()
         self._open: list[tuple[Hook, AbstractContextManager[Any]]] = []
@@ -312,17 +312,17 @@ class Entered:
             context.__enter__()
         except Stopping:
             raise
-        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
+        except (Exception, SystemExit) as error:  # third-party code, which may be a command's main()
             raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
         self._open.append((hook, context))
 
     def close(self) -> None:
-        """Leave all contexts in reverse order; a second call does nothing.
+        """Exit all contexts in reverse order; a second call does nothing.
 
-        A context is left without an exception, whatever ended the pool: it cannot swallow one.
+        Contexts are exited without an exception, even if one ended the pool, so they cannot swallow it.
 
         Raises:
-            PluginError: one or more failed; all have been left.
+            PluginError: one or more failed; all have been exited.
         """
         failures = self._leave()
         if not failures:
@@ -339,19 +339,19 @@ class Entered:
         for hook, context in reversed(contexts):
             try:
                 context.__exit__(None, None, None)
-            except (Stopping, KeyboardInterrupt) as error:  # the others are left all the same, then it is raised
+            except (Stopping, KeyboardInterrupt) as error:  # raised after the others have been exited
                 failures.insert(0, error)
-            except BaseException as error:  # a third party's code
+            except BaseException as error:  # third-party code
                 failures.append(hook_failed(hook.plugin, hook.name, error, " when it was left"))
         return failures
 
 
 @contextmanager
 def around_client(plugins: Sequence[Plugin], pool: object, cluster: Cluster) -> Iterator[None]:
-    """Enter the plugins' contexts around an open pool, in their order; leave them in reverse.
+    """Enter the plugins' contexts around an open pool, in their order; exit them in reverse.
 
     Raises:
-        PluginError: one failed; those entered have been left.
+        PluginError: one failed; those entered have been exited.
     """
     entered = Entered(
         Hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))

@@ -1,6 +1,6 @@
-"""Plugins by name: the built-in ones, and those that installed packages offer as `skyward.plugins` entry points.
+"""Plugins by name: the built-in ones, and those that installed packages provide as `skyward.plugins` entry points.
 
-A file or script declares its plugins by name, too: they are made here, and applied to the image beside them.
+Files and scripts also declare plugins by name; they are created here, and applied to the image declared with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skyward.builder.sources.declared import Declared, PluginUse
     from skyward.model.image import Image
 
-# name -> where the function that makes the plugin is. Its module must not bear the plugin's name in this package:
+# name -> location of the function that creates the plugin. Its module must not have the plugin's name in this package:
 # importing a submodule binds it as an attribute, which would hide the function.
 BUILT_IN: Mapping[str, str] = {
     "dask": "skyward.plugins._dask:dask",
@@ -36,23 +36,23 @@ PLUGINS = Extensions(kind="plugin", result="Plugin", group="skyward.plugins", bu
 
 
 def names() -> list[str]:
-    """The names of all plugins that can be had, sorted."""
+    """Return the names of all usable plugins, sorted."""
     return PLUGINS.names()
 
 
 def load(name: str) -> Callable[..., Plugin]:
-    """The function that makes the plugin of that name.
+    """Return the function that creates the plugin of that name.
 
     Raises:
-        UnknownNameError: there is none; the message offers names that come close.
-        PluginError: several packages offer it, or the one that does cannot be imported.
+        UnknownNameError: there is none; the message suggests similar names.
+        PluginError: several packages provide it, or its package cannot be imported.
     """
     make: Callable[..., Plugin] = checked(PLUGINS.load(name), f"sky.plugins.{name}")
     return make
 
 
 def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
-    """The image that a pool of this declaration would use: with what its plugins add.
+    """Return the image that a pool of this declaration would use, including what its plugins add.
 
     Args:
         declared: from a TOML file or a script.
