@@ -1,5 +1,5 @@
-"""Calls on all ranks that fail together, and the ranks as a group.
+"""Calls on all ranks that fail together, and the group of ranks.
 
-`call.py` looks after one such call, `diagnosis.py` finds why it failed or does not go on;
-`worker_group.py` then starts all ranks afresh, which enter the plugins together (`nodes/starting.py`).
+`call.py` supervises one such call, `diagnosis.py` finds why it failed or hangs; `worker_group.py` then restarts all
+ranks, which enter the plugins together (`nodes/starting.py`).
 """

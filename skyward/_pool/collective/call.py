@@ -1,7 +1,7 @@
-"""A call on all ranks of a group: the first failure stops it on all of them, and one error tells the caller why.
+"""A call on all ranks of a group: the first failure stops it on all of them, and is reported as one error.
 
-A thread per such call looks after it. It learns of outcomes from the threads that read from workers, asks those that
-still run where they are, decides which failure is the cause, and has the ranks stopped and started afresh.
+A thread supervises each such call. It receives outcomes from the threads that read from workers, asks running ranks for
+their stacks, determines the root cause, and requests the stop and restart of the ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
 
-ANSWER_S = 0.7  # how long a rank may take to say where it is
+ANSWER_S = 0.7  # how long a rank may take to report its stack
 _LOOK_S = 0.05
-_DUMP_S = 1.5  # how long its agent may take to find that out
-_ABORTED_S = 10.0  # how long the end of a collective call that is to be aborted is waited for
+_DUMP_S = 1.5  # how long its agent may take to do so
+_ABORTED_S = 10.0  # how long to wait for the end of an aborted call
 
 
 class CollectiveCall(Broadcast):
@@ -34,12 +34,12 @@ class CollectiveCall(Broadcast):
 
     Args:
         tasks: its parts, one for each rank, not yet submitted.
-        names: what messages call the ranks.
-        gather: what its ranks `gather` by.
-        dispatcher, group: the pool's.
+        names: names of the ranks in messages.
+        gather: coordinates `gather` between its ranks.
+        dispatcher, group: those of the pool.
 
     Attributes:
-        error: the one that it failed with.
+        error: the error that it failed with; None if it did not.
     """
 
     fails_together = True
@@ -57,31 +57,31 @@ class CollectiveCall(Broadcast):
         self._names, self._dispatcher, self._group = names, dispatcher, group
         self._function = tasks[0].function.name
         self._changed = threading.Condition()
-        self._answered: set[int] = set()  # ranks whose result or stream the caller can have
-        self._returned: dict[int, float] = {}  # when each rank has returned
+        self._answered: set[int] = set()  # ranks whose result or stream has arrived
+        self._returned: dict[int, float] = {}  # time at which each rank returned
         self._failures: list[Failure] = []
-        self._samples: dict[int, dict[str, Any]] = {}  # where ranks are, as far as they said
+        self._samples: dict[int, dict[str, Any]] = {}  # reported stacks, by rank
         self._hang_detector = HangDetector()
         self._stuck: tuple[int, ...] = ()
         self._partition_detector = PartitionDetector(group.paths)
-        self._cut: frozenset[Pair] = frozenset()  # directions in which the network between the nodes fails
-        self._still_s = 0.0  # for how long none of the ranks had moved when that was known
+        self._cut: frozenset[Pair] = frozenset()  # directions in which the network between nodes fails
+        self._still_s = 0.0  # how long no rank had made progress at the last check
         self._abort_reason = ""
-        self._begun = False  # whether a rank has begun it, so that others may wait for that rank
+        self._begun = False  # whether a rank has begun it, for which others may wait
         self._over = False
         self._gate = threading.Event()
         self.error: BaseException | None = None
         for task in tasks:
-            task.retries = 0  # of one rank alone
+            task.retries = 0  # a rank is never retried alone
             task.on_done(self._part_ended)
 
     def run(self) -> BaseException | None:
-        """Send the call, when its turn has come, and wait for its end; the error it failed with.
+        """Send the call when it may start, wait for its end, and return its error, or None.
 
-        It ends when every rank has returned, or a stream has begun on it, or the call has failed; Ctrl-C stops it.
+        It ends when every rank has returned a result or a stream, or when the call has failed; Ctrl-C stops it.
 
         Raises:
-            PoolError: the pool has ended.
+            PoolError: the pool is closed.
         """
         try:
             while not self.start():
@@ -94,7 +94,7 @@ class CollectiveCall(Broadcast):
         return self.error
 
     def start(self) -> bool:
-        """Send the call to all ranks, and look after it from now on; False if it is not its turn yet."""
+        """Send the call to all ranks and start its supervision; return False if it must wait for another call."""
         with uninterrupted:
             if not self._group.register(self.abort):
                 return False
@@ -107,11 +107,11 @@ class CollectiveCall(Broadcast):
         return True
 
     def wait(self) -> None:
-        """Block until every rank has returned, or a stream has begun on it, or the call has failed."""
+        """Wait until every rank has returned a result or a stream, or the call has failed."""
         self._gate.wait()
 
     def stop(self, _task: Task | None = None) -> None:
-        """Stop the call on every rank where it is not over yet; the caller does not wait for its outcome any more."""
+        """Stop the call on every rank that has not returned; the caller no longer waits for its outcome."""
         begun = any(map(self._dispatcher.load.has_begun, self._tasks.values()))
         with self._changed:
             left = self._left()
@@ -119,17 +119,17 @@ class CollectiveCall(Broadcast):
                 return
             self._begun |= begun
         if self._begun:
-            self._group.hold()  # at once: the caller's next call is not for these processes any more
+            self._group.hold()  # immediately, as the caller's next call must not use these processes
         for rank in left:
             task, reason = self._tasks[rank], TaskCancelledError(f"{self._function}() was cancelled.")
             self._dispatcher.cancel(task, reason)
             if task.stream is not None:
                 self._fail(rank, task, reason)
 
-    # what the ranks say; in threads that read from workers -----------------------------------------------------
+    # messages of ranks, in the threads that read from workers--------------------------------------------------
 
     def _part_ended(self, task: Task) -> None:
-        """A part has an outcome: a result, a stream or an error."""
+        """Record the outcome of a part: a result, a stream or an error."""
         rank = task.pin if task.pin is not None else task.rank
         if task.stream is not None:
             with self._changed:
@@ -140,7 +140,7 @@ class CollectiveCall(Broadcast):
             self._part_returned(rank)
 
     def holds_back(self, task: Task, item: Frame | BaseException) -> bool:
-        """Look at an item of a part's stream; errors are held back, since the cause of one may be another's."""
+        """Inspect an item of a part's stream; withhold errors, since another rank may be the cause."""
         if isinstance(item, BaseException) or item.kind == Kind.ERROR:
             self._fail(task.rank, task, item)
             return True
@@ -149,16 +149,16 @@ class CollectiveCall(Broadcast):
         return False
 
     def stack_arrived(self, task: Task, frame: Frame) -> None:
-        """A worker has said where the call is."""
+        """Record a worker's answer about the call's stack."""
         sample = decode(frame.head)
         with self._changed:
-            if sample or task.rank not in self._samples:  # it may have been asked twice, and have ended in between
+            if sample or task.rank not in self._samples:  # a second answer may be empty
                 self._samples[task.rank] = sample
             self._hang_detector.note(task.rank, time.monotonic(), sample)
             self._changed.notify_all()
 
     def abort(self, reason: str) -> None:
-        """Fail, since the ranks are to be started afresh, unless no rank has begun it; returns when that is settled."""
+        """Fail because of a restart of the ranks, unless no rank has begun the call; return when that is done."""
         if not self._begun and not any(map(self._dispatcher.load.has_begun, self._tasks.values())):
             return
         with self._changed:
@@ -189,19 +189,19 @@ class CollectiveCall(Broadcast):
             elif task.stream is not None:
                 task.stream.put(self.error)
 
-    # its own thread --------------------------------------------------------------------------------------------
+    # in its own thread-----------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
         error: BaseException | None = None
         try:
             if not self._returns():
                 error = self._diagnose()
-        except Exception as bug:  # it must not leave the caller waiting
+        except Exception as bug:  # must not leave the caller waiting
             error = bug
         self._finish(error)
 
     def _returns(self) -> bool:
-        """Wait for the end of all ranks, True, or for what ends the call before, False."""
+        """Wait and return True when all ranks have returned, or False when the call fails, hangs or is aborted."""
         next_look = time.monotonic() + PROBE_S
         while not (self._stuck or self._cut):
             with self._changed:
@@ -215,11 +215,11 @@ class CollectiveCall(Broadcast):
         return False
 
     def _left(self) -> set[int]:
-        """The ranks that have not returned."""
+        """Return the ranks that have not returned."""
         return self._tasks.keys() - self._returned.keys()
 
     def _look(self) -> None:
-        """See whether the ranks that are left wait for one that has returned, or for what does not reach them."""
+        """Check whether the remaining ranks wait for one that has returned, or the network between nodes fails."""
         self._dispatcher.ask_where([self._tasks[rank] for rank in self._left()])
         with self._changed:
             self._changed.wait_for(lambda: self._failures or self._left() <= self._samples.keys(), ANSWER_S)
@@ -232,7 +232,7 @@ class CollectiveCall(Broadcast):
                 self._samples.clear()
 
     def _diagnose(self) -> BaseException:
-        """Find out why the call failed and where its ranks are; they are not stopped before that."""
+        """Determine why the call failed and what its ranks execute, before they are stopped."""
         began = time.monotonic()
         if not self._stuck:
             self._dispatcher.ask_where(self._running())
@@ -255,7 +255,7 @@ class CollectiveCall(Broadcast):
         return diagnosis.of_abort(found, self._abort_reason, rank, self._group.node_of(rank))
 
     def _await_root_cause(self) -> None:
-        """Wait for the failure that is to blame; a peer that noticed it may have been quicker to tell."""
+        """Wait for the failure that is the root cause, since a peer may have reported its consequence earlier."""
         while self._failures:
             unexplained = any(map(self._dispatcher.load.has_hung_up, self._running()))
             end = self._failures[0].at + diagnosis.patience_s(self._failures, unexplained=unexplained)
@@ -265,22 +265,22 @@ class CollectiveCall(Broadcast):
             self._changed.wait(min(left_s, _LOOK_S) if unexplained else left_s)
 
     def _running(self) -> list[Task]:
-        """The parts that may still run, those that have been told to stop included."""
+        """Return the parts that may still run, including those that were asked to stop."""
         over = {failure.rank for failure in self._failures if failure.blame != Blame.STOPPED} | self._returned.keys()
         return [task for rank, task in self._tasks.items() if rank not in over]
 
     def _silent(self) -> list[Task]:
-        """The parts that have not said where they are."""
+        """Return the running parts that have not answered about their stack."""
         asked = [task for task in self._running() if task.rank not in self._samples]
         return [task for task in asked if self._dispatcher.load.has_begun(task)]
 
     def _without_stack(self) -> list[Task]:
-        """Those, and the parts that were just ending, whose outcome is under way."""
+        """Return those, and the parts that answered without a stack because they were ending."""
         asked = [task for task in self._running() if not self._samples.get(task.rank)]
         return [task for task in asked if self._dispatcher.load.has_begun(task)]
 
     def _dumps(self) -> dict[int, str]:
-        """Where those ranks are that do not answer, because their code holds the interpreter's lock."""
+        """Return, by rank, the dumped stacks of ranks that do not answer because their code holds the GIL."""
         asked = {task.rank: self._group.dump(task.rank) for task in self._silent()}
         deadline = time.monotonic() + _DUMP_S
         found = {}
@@ -292,7 +292,7 @@ class CollectiveCall(Broadcast):
         return found
 
     def _finish(self, error: BaseException | None) -> None:
-        """Tell the caller; if the call failed, stop it everywhere and have the ranks started afresh."""
+        """Release the caller; if the call failed, stop it everywhere and restart the ranks."""
         with self._changed:
             self.error = error
             broken = error is not None and (self._begun or bool(self._stuck or self._cut or self._abort_reason))
@@ -309,5 +309,5 @@ class CollectiveCall(Broadcast):
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._group.unregister(self.abort)  # only now, for the next one not to begin in processes that are to end
+        self._group.unregister(self.abort)  # last, so that the next call does not start in processes about to end
         self._gate.set()

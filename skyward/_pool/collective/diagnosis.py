@@ -1,9 +1,9 @@
-"""Diagnosis of a failed call on all ranks: the root cause among several failures, ranks that hang, where each was.
+"""Diagnosis of a failed call on all ranks: the root cause among several failures, hanging ranks, and their stacks.
 
-When a rank ends, the others fail as well, a moment later or even before its end is known: their connections break, the
-framework's heartbeats stop. Such an error tells what a peer noticed, and must not hide the cause. That a rank has
-returned while others still run is nothing unusual; only when all of these are in a framework's code that waits for
-other ranks, and none has moved for a while, is no rank left that could release them.
+When a rank ends, the others fail as well, shortly afterwards or even before its end is known: their connections break,
+the framework's heartbeats stop. Such errors are consequences and must not hide the cause. It is normal that some ranks
+have returned while others still run. Only if all of those are in framework code that waits for other ranks, and none
+has made progress for some time, is there no rank left that could release them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 
-PROBE_S = 1.0  # between two looks at the ranks that still run
-STUCK_S = 10.0  # how long none of them may have moved
-QUIET_S = 0.9  # how long none of them may have moved before the network is looked at
-_SPENT = 0.02  # of one processor: what a process that only waits may use
-_SENT = "/.skyward-code/"  # before the path of a module that came from the client
-_USERS = 3  # of the user's own frames that are shown
-_TEXT = 200  # characters of an error's text
+PROBE_S = 1.0  # between checks of the ranks that still run
+STUCK_S = 10.0  # after so long without progress they count as hanging
+QUIET_S = 0.9  # after so long without progress the network is checked
+_SPENT = 0.02  # share of one CPU that a waiting process may use
+_SENT = "/.skyward-code/"  # part of the path before that of a module sent by the client
+_USERS = 3  # number of the user's frames shown
+_TEXT = 200  # characters shown of an error's text
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python\d|^<frozen|/skyward/(runner|runtime|wire|plugins|integrations)/"
 )
@@ -44,18 +44,18 @@ _IN_TRACE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P
 
 
 class Blame(IntEnum):
-    """How likely a failure is the cause of the others, the least first."""
+    """How likely a failure is to be the cause of the others, in ascending order."""
 
-    NOTICED = 0  # an error of a connection, a heartbeat, a gather: it follows from the end of another rank
-    ABORTED = 1  # the process aborted itself, as frameworks do when a peer has gone
+    NOTICED = 0  # an error of a connection, heartbeat or gather, caused by the end of another rank
+    ABORTED = 1  # the process aborted itself, as frameworks do when a peer is lost
     RAISED = 2  # the function raised
     ENDED = 3  # the process ended
-    STOPPED = 4  # the call was stopped from here: its time is up, it was cancelled, the pool ended
+    STOPPED = 4  # the client stopped the call: time limit, cancellation, closed pool
 
 
-# seconds from the first failure for which one with more blame is waited for
+# seconds after the first failure to wait for a likelier cause
 PATIENCE_S = {Blame.NOTICED: 1.0, Blame.ABORTED: 1.0, Blame.RAISED: 0.1, Blame.ENDED: 0.0, Blame.STOPPED: 0.0}
-UNEXPLAINED_PATIENCE_S = 5.0  # the same while a worker has closed its connection and the reason is not known
+UNEXPLAINED_PATIENCE_S = 5.0  # the same, while a worker has closed its connection for an unknown reason
 
 _TYPES = re.compile(
     r"^(ConnectionError|ConnectionResetError|ConnectionAbortedError|ConnectionRefusedError|BrokenPipeError|EOFError)$"
@@ -73,11 +73,11 @@ _GATHER = "skyward.errors.PluginError", "gather("
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How the call ended on one rank.
+    """Failure of the call on one rank.
 
     Attributes:
-        at: monotonic time at which it was heard of.
-        record: what the function raised, None where the pool itself made the error.
+        at: monotonic time at which it was received.
+        record: the function's exception; None if the pool created the error.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class Failure:
 
     @classmethod
     def of(cls, rank: int, at: float, task: Task, outcome: Frame | BaseException) -> Failure:
-        """The failure that a call's last message, or an error of the pool, stands for."""
+        """Create a failure from a call's final message or an error of the pool."""
         if isinstance(outcome, BaseException):
             return cls(rank, at, task, outcome, None)
         assert outcome.kind == Kind.ERROR
@@ -96,7 +96,7 @@ class Failure:
 
     @property
     def blame(self) -> Blame:
-        """How likely it is the cause."""
+        """How likely it is to be the cause."""
         if self.record is not None:
             return Blame.NOTICED if _is_noticed(self.record) else Blame.RAISED
         if isinstance(self.outcome, WorkerLostError):
@@ -104,25 +104,25 @@ class Failure:
         return Blame.STOPPED
 
     def error(self) -> BaseException:
-        """The exception that the caller gets: the user's own as itself."""
+        """Return the exception for the caller; an exception of the user's code is unpickled."""
         if isinstance(self.outcome, BaseException):
             return self.outcome
         return self.task.remote_error(self.outcome)
 
 
 def root_cause(failures: list[Failure]) -> Failure:
-    """The failure to report: the one with most blame, the first among equals."""
+    """Return the failure to report: the one with the highest blame, and the earliest of these."""
     return min(failures, key=lambda failure: (-failure.blame, failure.at))
 
 
 def patience_s(failures: list[Failure], *, unexplained: bool) -> float:
-    """How long after the first failure to wait for another; `unexplained` while the end of a rank is not explained."""
+    """Return the seconds after the first failure to wait for another; `unexplained` if a rank ended unexplained."""
     best = root_cause(failures).blame
     return max(PATIENCE_S[best], UNEXPLAINED_PATIENCE_S if unexplained and best < Blame.ENDED else 0.0)
 
 
 def is_noticed(error: BaseException) -> bool:
-    """Whether a plugin's hook failed because of what it noticed of another rank's end."""
+    """Return whether a plugin's hook failed as a consequence of another rank's end."""
     text, trace = str(error), str(error.__cause__ or "")
     return not isinstance(error, WorkerLostError) and bool(
         _TEXTS.search(text) or _CHAINED.search(text + trace) or f"PluginError: {_GATHER[1]}" in text
@@ -135,18 +135,18 @@ def _is_noticed(record: Record) -> bool:
     return bool(_TYPES.search(record.type_name) or _TEXTS.search(record.text) or _CHAINED.search(record.trace))
 
 
-# ranks that wait for one that does not come -------------------------------------------------------------------------
+# hanging ranks ------------------------------------------------------------------------------------------------------
 
 
 class HangDetector:
-    """For how long each rank has waited without moving, from the samples that its worker gives of it."""
+    """Measures for how long each rank has waited without progress, from samples of its stack."""
 
     def __init__(self) -> None:
-        self._since: dict[int, tuple[float, dict[str, Any]]] = {}  # when it was first seen where it is, and that sample
+        self._since: dict[int, tuple[float, dict[str, Any]]] = {}  # time and sample of its present position
         self._last: dict[int, float] = {}
 
     def note(self, rank: int, now: float, sample: dict[str, Any]) -> None:
-        """A worker has told where its call is (`runner.diagnosis.describe`)."""
+        """Record a sample of a rank's call (see `runner.diagnosis.describe`)."""
         self._last[rank] = now
         since = self._since.get(rank)
         if not sample.get("waits"):
@@ -155,7 +155,7 @@ class HangDetector:
             self._since[rank] = now, sample
 
     def lasted_s(self, ranks: Collection[int], now: float) -> float:
-        """For how long all of these have waited. One whose worker does not answer is taken to work."""
+        """Return for how long all these ranks have waited; 0.0 if one works or does not answer."""
         if not ranks or any(rank not in self._since or now - self._last[rank] > 2 * PROBE_S for rank in ranks):
             return 0.0
         return min(self._last[rank] - self._since[rank][0] for rank in ranks)
@@ -169,11 +169,11 @@ def _moved(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> b
 
 
 class PartitionDetector:
-    """The paths between the nodes of one call's ranks. They are tried while none of the ranks moves, and once before,
-    to know which of them work at all.
+    """Detects network failures between the nodes of one call's ranks. Paths are tried while no rank makes progress, and
+    once before, to know which of them work at all.
 
     Attributes:
-        on: whether there is a network between them.
+        on: whether the nodes are on several hosts.
     """
 
     def __init__(self, paths: ConnectivityMatrix) -> None:
@@ -183,9 +183,9 @@ class PartitionDetector:
         self.on = paths.spans_hosts
 
     def look(self, still_s: float) -> frozenset[Pair]:
-        """To be called again and again, with how long no rank has moved.
+        """Return the directions that failed in two consecutive trials while no rank made progress.
 
-        Returns the directions that failed in two trials, one after the other, while none moved.
+        Called periodically; `still_s` says for how long no rank has made progress.
         """
         if not self.on or (self._trial is not None and not self._trial.done()):
             return frozenset()
@@ -197,11 +197,11 @@ class PartitionDetector:
         return confirmed
 
 
-# where ranks were ---------------------------------------------------------------------------------------------------
+# stacks of ranks ----------------------------------------------------------------------------------------------------
 
 
 class StackFrame(NamedTuple):
-    """One frame."""
+    """One frame of a stack."""
 
     file: str
     line: int
@@ -210,7 +210,7 @@ class StackFrame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Whether it is not the user's own code."""
+        """Whether it is not in the user's own code."""
         return bool(_LIBRARY.search(self.file))
 
     def __str__(self) -> str:
@@ -220,30 +220,30 @@ class StackFrame(NamedTuple):
 
 
 def of_dump(text: str) -> list[StackFrame]:
-    """The frames that faulthandler wrote."""
+    """Return the frames in faulthandler's output."""
     return _read(text.splitlines())[::-1]
 
 
 def of_record(record: Record) -> list[StackFrame]:
-    """The frames in which an exception was raised."""
+    """Return the frames of an exception's traceback."""
     return _read(record.trace.rpartition("Traceback (most recent call last):")[2].splitlines())
 
 
 def excerpt(frames: list[StackFrame]) -> str:
-    """What is shown of a stack: the user's innermost frames, and the innermost of all."""
+    """Return the part of a stack to show: the user's innermost frames, and the innermost frame of all."""
     users = [frame for frame in frames if not frame.is_library][-_USERS:] or frames[-_USERS:-1]
     return "\n".join(map(str, dict.fromkeys([*users, *frames[-1:]])))
 
 
 def first_line(record: Record) -> str:
-    """The first line of an exception, with its type."""
+    """Return the type and the first line of an exception."""
     text = record.text.partition("\n")[0]
     name = record.type_name.rpartition(".")[2]
     return f"{name}: {text[:_TEXT]}{'...' * (len(text) > _TEXT)}" if text else name
 
 
 def grouped(accounts: Iterable[tuple[str, str]]) -> str:
-    """Ranks and what became of them, those that share it named together."""
+    """Return the accounts of ranks, with ranks of the same account on one line."""
     by_account: dict[str, list[str]] = {}
     for name, account in accounts:
         by_account.setdefault(account, []).append(name)
@@ -264,15 +264,15 @@ def _read(lines: list[str]) -> list[StackFrame]:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """What is known of a failed call.
+    """Information about a failed call.
 
     Attributes:
         function: its name.
-        names: what messages call the ranks.
-        failures: how it failed, rank by rank.
+        names: names of the ranks in messages.
+        failures: the failures of its ranks.
         returned: ranks that had returned.
-        samples: where ranks were that said so.
-        dumps: the same of those that could not, as faulthandler writes it.
+        samples: stacks that ranks reported.
+        dumps: stacks of ranks that could not answer, as written by faulthandler.
     """
 
     function: str
@@ -283,7 +283,7 @@ class FailureReport:
     dumps: Mapping[int, str]
 
     def accounts(self, but: int | None = None) -> str:
-        """What became of the ranks, one excepted."""
+        """Return the accounts of all ranks except `but`."""
         return grouped((name, self._account(rank)) for rank, name in self.names.items() if rank != but)
 
     def _account(self, rank: int) -> str:
@@ -304,7 +304,7 @@ class FailureReport:
 
 
 def of_failures(found: FailureReport) -> BaseException:
-    """The error of the rank that is to blame, with what became of the others."""
+    """Return the error of the rank that is the root cause, with accounts of the others."""
     first = root_cause(list(found.failures))
     name = found.names[first.rank]
     others = found.accounts(None if first.blame == Blame.STOPPED else first.rank)
@@ -322,7 +322,7 @@ def of_failures(found: FailureReport) -> BaseException:
 
 
 def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
-    """The error of a call on which some ranks wait for others that have returned."""
+    """Return the error of a call in which some ranks wait for others that have returned."""
     gone = ", ".join(found.names[rank] for rank in sorted(found.returned))
     return CollectiveHangError(
         f"{found.function}() would not have ended: {gone} had returned, while all others waited for a rank to join "
@@ -334,7 +334,7 @@ def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
 
 
 def of_partition(found: FailureReport, told: str, lost: Collection[tuple[int, int]], still_s: float) -> BaseException:
-    """The error of a call whose ranks wait for what the network between their nodes loses; `told` says where."""
+    """Return the error of a call whose ranks hang since the network between nodes fails, as described by `told`."""
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - still_s))
     return PartitionError(
         f"{found.function}() would not have gone on: the network between its nodes fails. {told} This client reaches "
@@ -347,7 +347,7 @@ def of_partition(found: FailureReport, told: str, lost: Collection[tuple[int, in
 
 
 def of_abort(found: FailureReport, reason: str, rank: int, node: int) -> BaseException:
-    """The error of a call that had begun when its ranks had to be started afresh because of something else."""
+    """Return the error of a running call that was stopped because the ranks had to be restarted for another reason."""
     return WorkerLostError(
         f"{found.function}() had begun when all ranks had to be started afresh, because {reason}. It was not run "
         f"again; @sky.compute(retries=1) would allow that. It was stopped:\n{found.accounts()}",
@@ -357,7 +357,7 @@ def of_abort(found: FailureReport, reason: str, rank: int, node: int) -> BaseExc
 
 
 def _with(error: BaseException, text: str) -> BaseException:
-    """Say more in an error: in its message if it is of our making and this call's own, else in a note."""
+    """Extend an error: in its message if it is a TaskError without a cause, otherwise in a note."""
     if isinstance(error, TaskError) and error.__cause__ is None:
         error.args = (f"{error}\n{text}",)
         return error

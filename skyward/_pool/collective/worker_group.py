@@ -1,8 +1,8 @@
-"""The ranks of a pool as one group: when one is lost or has to be stopped, all are started afresh, together.
+"""The ranks of a pool as one group: when one is lost or has to be stopped, all are restarted together.
 
-A framework's process group does not survive the loss of a rank, and a rank cannot be replaced alone. So calls wait at
-the client, calls on single ranks that still run may end, all worker processes are replaced and enter the plugins
-together again, and then the calls that wait begin.
+A framework's process group does not survive the loss of a rank, and a single rank cannot be replaced. Calls therefore
+wait at the client, running calls on single ranks may finish, all worker processes are replaced and enter the plugins
+together again, and then the waiting calls are sent.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from skyward.system import threading, time
 from skyward.system.futures import Future, InvalidStateError
 
 Abort = Callable[[str], None]  # see `CollectiveCall.abort`
-HEED_S = 1.0  # between the interrupt of a call that is part of a failed one and the end of its worker
+HEED_S = 1.0  # between the interrupt of a part of a failed call and the end of its worker
 _LOOK_S = 0.02
-_ATTEMPTS = 3  # at a set-up in which a worker is lost
+_ATTEMPTS = 3  # at a set-up during which a worker is lost
 
 
 class WorkerGroup:
-    """The ranks of a pool. It does nothing but set up replaced workers until the pool is collective.
+    """The ranks of a pool. Until the pool is collective, it only sets up replaced workers.
 
     Args:
-        settings: what the pool is asked to be.
+        settings: the pool's parameters.
         table: its nodes.
-        dispatcher, setup, clock: the pool's.
+        dispatcher, setup, clock: those of the pool.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class WorkerGroup:
         self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
         self.paths = ConnectivityMatrix(table)
         self._changed = threading.Condition()
-        self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, not set up
-        self._lost_alone: set[int] = set()  # ranks lost before the pool was collective: nothing but that is made good
-        self._entering: dict[int, tuple[NodeClient, WorkerClient]] = {}  # those that are being set up
-        self._ended: set[WorkerClient] = set()  # whose end was ordered here
-        self._under_way: dict[Abort, None] = {}  # of the calls on all ranks
-        self._broken = ""  # why the group has to be started afresh
-        self._suspended = False  # whether it is started afresh when a node that could not be had has come
-        self._draining = 0  # nodes that are about to be taken away: no call on all ranks begins meanwhile
+        self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, but not set up
+        self._lost_alone: set[int] = set()  # ranks lost before the pool was collective, replaced individually
+        self._entering: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: being set up
+        self._ended: set[WorkerClient] = set()  # workers that the group itself has ended
+        self._under_way: dict[Abort, None] = {}  # running calls on all ranks
+        self._broken = ""  # why the group has to be restarted
+        self._suspended = False  # whether a restart waits for an absent node
+        self._draining = 0  # nodes about to be removed; meanwhile no call on all ranks starts
         self._open = self._restarting = self._given_up = self._closed = False
 
     def open(self) -> None:
-        """All ranks have been set up for the first time."""
+        """Start watching the group, after all ranks have been set up for the first time."""
         with self._changed:
             self._open = True
             early = "one of them had ended" if self.collective and self._fresh else ""
@@ -69,7 +69,7 @@ class WorkerGroup:
     # events -----------------------------------------------------------------------------------------------------
 
     def worker_started(self, node: NodeClient, worker: WorkerClient) -> None:
-        """A worker was started again: set it up at once where it can be alone, else when all others are there.
+        """Set up a restarted worker: immediately if the pool is not collective, otherwise together with all others.
 
         Raises:
             PluginError, WorkerLostError: it cannot be set up.
@@ -78,7 +78,7 @@ class WorkerGroup:
         self._enter(node, [worker])
 
     def node_started(self, node: NodeClient) -> None:
-        """A node has come, in the place of another or late: the same for all its workers.
+        """Set up the workers of a node that is a replacement or late, in the same way.
 
         Raises:
             PluginError, WorkerLostError: it cannot be set up.
@@ -104,14 +104,14 @@ class WorkerGroup:
             self._dispatcher.add(worker)
 
     def node_given_up(self) -> None:
-        """A node could not be had in many attempts; the table says why."""
+        """Wake waiting threads after a node was given up; the table has the reason."""
         with self._changed:
             self._changed.notify_all()
 
     def drain_node(self, node: NodeClient, left_s: Callable[[], float]) -> None:
-        """A node is about to be taken away: returns when it is to get no more calls.
+        """Stop sending calls to a node that is about to be removed.
 
-        In a group that is when the calls on all ranks are over that are under way, or when no time is left.
+        In a group, first wait for running calls on all ranks, as long as time is left.
         """
         if self.collective:
             with self._changed:
@@ -122,12 +122,12 @@ class WorkerGroup:
         self._dispatcher.drain(node.workers)
 
     def node_drained(self, node: NodeClient) -> None:
-        """It has ended: a group is started afresh, with the node in its place."""
+        """Restart a group, with the replacement of a drained node that has ended."""
         if self.collective:
             self.restart(f"node {node.index} was about to be taken away")
 
     def worker_lost(self, worker: WorkerClient) -> None:
-        """A worker has ended, and its calls are settled."""
+        """Handle the end of a worker whose calls have been settled."""
         with self._changed:
             self._changed.notify_all()
             ours = worker in self._ended
@@ -137,10 +137,10 @@ class WorkerGroup:
             self.restart(f"rank {worker.rank} (node {worker.node}) had ended")
 
     def register(self, abort: Abort) -> bool:
-        """A call on all ranks is to be sent; False while it is not its turn. From the first one the pool is collective.
+        """Register a call on all ranks before it is sent; return False if it has to wait. Makes the pool collective.
 
-        One would begin where the one before has ended or failed, while that still runs on other ranks. So they follow
-        each other, unless ranks have several slots.
+        Otherwise a call would begin on ranks where its predecessor has ended or failed while that still runs on others.
+        Calls on all ranks therefore run one after another, unless ranks have several slots.
         """
         with self._changed:
             self.collective = True
@@ -150,15 +150,15 @@ class WorkerGroup:
             return True
 
     def wait_turn(self) -> None:
-        """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C gets through."""
+        """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C interrupts the wait."""
         with self._changed:
             while self._is_busy():
                 self._changed.wait(None if self._under_way or self._draining else _LOOK_S)
 
     def _is_busy(self) -> bool:
-        """Whether a new call on all ranks would meet another one, or a call that was stopped and still runs.
+        """Return whether another call on all ranks, or a stopped call, still runs.
 
-        That one may be in a collective operation of its framework, and would take part in the new call's first.
+        A stopped call may be in a collective operation of its framework, and would join the first one of the new call.
         """
         if self._closed:
             return False
@@ -171,19 +171,19 @@ class WorkerGroup:
         )
 
     def unregister(self, abort: Abort) -> None:
-        """A call on all ranks is over."""
+        """Unregister a call on all ranks that has ended."""
         with self._changed:
             self._under_way.pop(abort, None)
             self._changed.notify_all()
 
     def node_of(self, rank: int) -> int:
-        """The node of a rank."""
+        """Return the node of a rank."""
         return rank // self._per_node
 
     def dump(self, rank: int) -> Future[str] | None:
-        """Ask a rank's agent where it is, for one that does not answer itself.
+        """Ask the agent of a rank that does not answer for its stack.
 
-        None if its node is gone, or if its calls do not run in the main thread, which is the one that can be told.
+        Return None if its node is lost, or if its calls do not run in the main thread, the only one that can be dumped.
         """
         if not self._one_at_a_time:
             return None
@@ -194,12 +194,12 @@ class WorkerGroup:
         return None
 
     def hold(self) -> None:
-        """Begin no call until the ranks have been started afresh; `restart` is to follow."""
+        """Send no calls until the ranks have been restarted; the caller must then call `restart`."""
         if not self._closed:
             self._dispatcher.rest()
 
     def restart(self, reason: str) -> None:
-        """Start all ranks afresh, in the background; calls wait meanwhile. `reason` follows "because"."""
+        """Restart all ranks in the background while calls wait. `reason` completes "because"."""
         with self._changed:
             self._broken = self._broken or reason
             self._lost_alone.clear()
@@ -210,7 +210,7 @@ class WorkerGroup:
         threading.Thread(target=self._restart, name="skyward-restart", daemon=True).start()
 
     def close(self) -> bool:
-        """Start nothing afresh any more; returns whether workers may be in the middle of their set-up."""
+        """Stop restarting ranks; return whether workers may be in the middle of their set-up."""
         with self._changed:
             self._closed = True
             waiting = [node.setups[worker.rank] for node, worker in self._entering.values()]
@@ -219,10 +219,10 @@ class WorkerGroup:
             try:
                 setup.set_exception(PoolClosedError("The pool was closed while its ranks were set up."))
             except InvalidStateError:
-                pass  # it has just ended by itself
+                pass  # it has just ended
         return self._restarting or self._given_up
 
-    # a thread of its own ---------------------------------------------------------------------------------------
+    # in a separate thread --------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
         reason, attempt = "", 0
@@ -251,11 +251,11 @@ class WorkerGroup:
             self._finish()
 
     def _suspend(self, reason: str) -> None:
-        """Let calls fail for as long as a node is absent that could not be replaced so far."""
+        """Make calls fail as long as a node is absent that could not be replaced so far."""
         with self._changed:
             text = self._table.absent
             if not text:
-                self._broken = self._broken or reason  # it has just come: try again
+                self._broken = self._broken or reason  # it has just arrived; try again
             if self._closed or not text:
                 return
             self._suspended, self._broken = True, ""
@@ -288,10 +288,10 @@ class WorkerGroup:
             abort(reason)
 
     def _end_all(self) -> None:
-        """End all workers but the fresh ones, together, since each reports the end of its peers.
+        """End all workers except fresh ones at the same time, since each would report the end of its peers.
 
-        That is when all are idle, or a little later if stopped calls hang in some; workers that run calls on single
-        ranks are ended when these have returned.
+        They are ended when all are idle, or after HEED_S if stopped calls hang in some. Workers that run calls on
+        single ranks are ended when these have returned.
         """
         with self._changed:
             fresh = {worker for _, worker in self._fresh.values()}
@@ -308,16 +308,16 @@ class WorkerGroup:
             time.sleep(_LOOK_S)
 
     def _works(self, worker: WorkerClient) -> bool:
-        """Whether it runs a call that is no part of a call on all ranks, and is wanted."""
+        """Return whether it runs a call on a single rank that is not being stopped."""
         running = self._dispatcher.load.held(worker)[: worker.slots]
         return any(not task.fails_together and task.stopping is None for task in running)
 
     def _await_all(self) -> bool:
-        """Wait until every rank has a fresh process and no old one; False when the pool is closed before.
+        """Wait until every rank has a new process and no old one; return False if the pool is closed first.
 
         Raises:
-            PoolError: a node is gone and could not be replaced.
-            PluginError: a rank did not come back in time.
+            PoolError: a node was lost and could not be replaced.
+            PluginError: a rank did not return in time.
         """
         with self._changed:
             while not self._all_here():
@@ -337,10 +337,10 @@ class WorkerGroup:
             return True
 
     def _await_network(self) -> bool:
-        """Wait until nodes that were found not to reach each other do again; False when the pool is closed before.
+        """Wait until nodes that could not reach each other can again; return False if the pool is closed first.
 
         Raises:
-            PoolError: they do not in time.
+            PoolError: they still cannot when the time limit has passed.
         """
         if not self.paths.await_whole(self._limit_s, lambda: self._closed):
             raise PoolError(f"{self.paths.describe(self.paths.lost)} That has not changed within {self._limit_s:g} s.")
@@ -354,9 +354,9 @@ class WorkerGroup:
 
 
 class _NodeAbsentError(PoolError):
-    """A node is gone and could not be replaced so far."""
+    """A node was lost and could not be replaced so far."""
 
 
 def _follows_a_loss(error: SkywardError) -> bool:
-    """Whether a set-up failed since a rank ended in it: told by its loss, or by what a hook there or a peer noticed."""
+    """Return whether a set-up failed because a rank ended: by the loss itself, or by an error that it caused."""
     return isinstance(error, WorkerLostError) or is_noticed(error)

@@ -1,6 +1,6 @@
-"""Gets the nodes of a pool, replaces them when they are lost, drains them when their hosts are taken away.
+"""Management of a pool's nodes: start, replacement when they are lost, draining before their hosts are removed.
 
-A node in the place of a lost one has its index, and with it its ranks; the others are told where it is.
+A replacement has the index of the lost node, and thereby its ranks; the other nodes are sent its address.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from skyward.records.pools import PoolRecord
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor, wait
 
-DRAIN_GRACE_S = 10.0  # for the plugins of a node that is drained
-_AT_ONCE = 16  # nodes started, or ended, at the same time
+DRAIN_GRACE_S = 10.0  # for the plugins of a drained node to exit
+_AT_ONCE = 16  # nodes started, or ended, concurrently
 _LOOK_S = 0.1
-_SIGNALS_S = 0.2  # how often a thread that waits looks for signals
-_LAST_ATTEMPT_S = 30.0  # how long the end of the pool waits for attempts that are under way
+_SIGNALS_S = 0.2  # interval of checks for signals in a waiting thread
+_LAST_ATTEMPT_S = 30.0  # how long the end of the pool waits for running attempts
 
 
 class NodeManager:
     """Keeps the nodes of a pool running.
 
     Args:
-        request, settings: what the pool is asked to be.
+        request, settings: the pool's parameters.
         table: its nodes, which this object changes.
-        dispatcher, group, printer, callbacks: the pool's.
-        tell: prints a line that stays.
-        record: the pool's.
-        named: the pool's name and what is there of it; None for a pool without one.
+        dispatcher, group, printer, callbacks: those of the pool.
+        tell: prints a permanent line.
+        record: the record of the pool.
+        named: the pool's name and kept nodes; None for a pool without a name.
 
     Attributes:
         allocation: the machines of the pool.
@@ -82,14 +82,14 @@ class NodeManager:
         self._starting = threading.Semaphore(_AT_ONCE)
         self._released = threading.Event()
         self._closing: list[NodeClient] = []
-        self._spent: BudgetSpentError | None = None  # why no node can come any more
+        self._spent: BudgetSpentError | None = None  # why no more nodes can be started
         self.allocation = settings.provider.open(
             replace(request, on_preemption=self.preempted, on_budget_spent=self._budget_spent)
         )
         self._starter = NodeStarter(self._pool, settings, table, self.allocation, link, tell, named)
 
     def _beat(self) -> None:
-        """Keep the nodes alive, and notice those that are not (a thread that does nothing else, and never blocks)."""
+        """Send heartbeats and detect lost nodes, in a thread that does nothing else and never blocks."""
         while not self._released.wait(BEAT_S):
             for node in self._table.all_nodes():
                 node.beat()
@@ -97,12 +97,12 @@ class NodeManager:
     # the start -------------------------------------------------------------------------------------------------
 
     def start(self, hosts: Sequence[Host], image: str | None) -> None:
-        """Start a node on each host, and block until enough are connected; the others follow in the background.
+        """Start a node on each host, and wait until enough are connected; the others follow in the background.
 
-        A group needs all of its ranks, any other pool `nodes.min`.
+        A group needs all of its ranks, any other pool `nodes.min` nodes.
 
         Raises:
-            SkywardError: too many of them cannot be started: why the first one cannot, with the others' reasons.
+            SkywardError: too many of them cannot be started; the message has the reasons of all.
         """
         table, nodes = self._table, self._settings.nodes
         needed = nodes.desired if self._group.collective else nodes.least
@@ -124,18 +124,18 @@ class NodeManager:
         except BaseException:
             with uninterrupted:
                 table.closed.set()
-                self.release()  # no thread waits any more for what is not there
+                self.release()  # so that threads stop waiting for absent nodes
             raise
 
     def open(self) -> list[NodeClient]:
-        """The nodes that are connected by now, for the first set-up; from now on each one is set up by itself."""
+        """Return the connected nodes, for the first set-up; nodes that connect later are set up individually."""
         with self._table.changed:
             self._table.is_open = True
             self._table.early.sort(key=lambda node: node.index)
             return list(self._table.early)
 
     def opened(self) -> None:
-        """The first set-up is over: from now on lost nodes are replaced."""
+        """End the first set-up; from now on lost nodes are replaced."""
         with self._table.changed:
             early, self._table.early = self._table.early, []
             for node in early:
@@ -146,7 +146,7 @@ class NodeManager:
             if node.gone is not None:
                 self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
 
-    # getting a node for an index -------------------------------------------------------------------------------
+    # starting a node for an index ------------------------------------------------------------------------------
 
     def _spawn(self, slot: NodeSlot, host: Host | None, image: str | None, *, begins: bool) -> None:
         name, args = f"skyward-start-{slot.index}", (slot, host, image, begins)
@@ -158,14 +158,15 @@ class NodeManager:
         thread.start()
 
     def _replace(self, node: NodeClient, why: str) -> None:
-        """Get another node for an index; `why` and what comes of it are told."""
+        """Start another node for an index; report `why` and the outcome."""
         self._tell(f"node {node.index} on {node.host.name} {why}")
         self._spawn(self._table.slots[node.index], node.host, None, begins=False)
 
     def _fill(self, slot: NodeSlot, host: Host | None, image: str | None, begins: bool) -> None:
-        """Get a node for an index, however many attempts it takes (a thread of its own).
+        """Start a node for an index, in as many attempts as it takes (in a separate thread).
 
-        It `begins` on this host, with this image; otherwise the host is that of the node before, if there was one.
+        If it `begins`, the first attempt is on this host with this image; otherwise `host` is that of the previous
+        node, if any.
         """
         table = self._table
         while not table.closed.wait(0.0 if begins else slot.next_wait()):
@@ -182,12 +183,12 @@ class NodeManager:
             except PoolClosedError as error:
                 self._end(f"cannot go on: {error}")
                 return
-            except Exception as error:  # whatever it is: callers may be waiting for this node
+            except Exception as error:  # any error, since callers may be waiting for this node
                 if not self._note_failure(slot, error):
                     return
 
     def _serves(self, slot: NodeSlot, node: NodeClient) -> bool:
-        """Let a node serve the pool; False if it is gone again."""
+        """Put a node into service; return False if it has been lost again."""
         with self._table.changed:
             was_absent, slot.absent = bool(slot.absent), ""
         if was_absent:
@@ -209,7 +210,7 @@ class NodeManager:
         return True
 
     def _note_failure(self, slot: NodeSlot, error: Exception) -> bool:
-        """Tell why an attempt has failed; False if the pool cannot be opened any more, whose error tells all."""
+        """Report a failed attempt; return False if the pool cannot open any more, whose error has all reasons."""
         text = " ".join(str(error).split()) or repr(error)
         least = self._settings.nodes.least
         with self._table.changed:
@@ -222,7 +223,7 @@ class NodeManager:
             return True
         if is_news:
             self._tell(f"node {slot.index} could not be started: {text}")
-        if give_up:  # slower attempts follow, for which nothing waits
+        if give_up:  # slower attempts follow, for which no call waits
             with self._table.changed:
                 slot.give_up(text)
                 self._table.changed.notify_all()
@@ -232,23 +233,23 @@ class NodeManager:
         return True
 
     def _end(self, how: str) -> None:
-        """The pool was ended by somebody else: its calls fail, and nothing is replaced any more."""
+        """Fail all calls and stop replacing nodes, since the pool has been ended from elsewhere."""
         if not self._table.closed.is_set():
             self._dispatcher.close(PoolError(f"Pool {self._pool} {how.removesuffix('.')}. Open another one."))
             self.stop()
 
     def _budget_spent(self, text: str) -> None:
-        """The provider is about to end all machines: calls fail, and nothing is replaced any more."""
+        """Fail all calls and stop replacing nodes, since the provider is about to end all machines."""
         if not self._table.closed.is_set():
             self._tell(text)
             self._spent = BudgetSpentError(text)
             self._dispatcher.close(self._spent)
             self.stop()
 
-    # what nodes and the provider tell --------------------------------------------------------------------------
+    # events of nodes and the provider --------------------------------------------------------------------------
 
     def node_gone(self, node: NodeClient) -> None:
-        """A node is gone, and its calls are settled: have it replaced."""
+        """Start the replacement of a lost node whose calls have been settled."""
         assert node.gone is not None
         gone = node.gone
         self._record.event("node_lost", node=node.index, host=node.host.name, reason=gone.text, code=gone.code)
@@ -262,12 +263,12 @@ class NodeManager:
             self._table.changed.notify_all()
             slot = self._table.slots[node.index]
             if slot.node is not node or slot.is_starting or self._table.closed.is_set():
-                return  # the thread that gets it looks for itself
+                return  # the thread that starts it detects the loss
             slot.start_again()
         self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
 
     def preempted(self, notice: PreemptionNotice) -> None:
-        """A host is about to be taken away: its node gets no more calls, and another one is asked for at once."""
+        """Drain the node of a host that is about to be removed, and request another one immediately."""
         until = time.monotonic() + notice.left_s
         with self._table.changed:
             slot = next((each for each in self._table.slots if each.node and each.node.host is notice.host), None)
@@ -281,7 +282,7 @@ class NodeManager:
         self._replace(node, f"{notice.text}: it gets no new calls, and {what}")
 
     def _drain(self, node: NodeClient, until: float) -> None:
-        """Let a node finish what it runs, until then, and end it (a thread of its own)."""
+        """Wait until `until` at most for a node's calls to finish, then end it (in a separate thread)."""
 
         def left() -> float:
             return until - time.monotonic()
@@ -298,20 +299,20 @@ class NodeManager:
         node.leave(min(DRAIN_GRACE_S, max(1.0, left())))
         with self._table.changed:
             if node not in self._table.draining:
-                return  # it was lost, or the pool was closed, while it left
+                return  # it was lost, or the pool was closed, in the meantime
             self._table.draining.remove(node)
         self._group.node_drained(node)
 
     # the end ---------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Replace nothing any more."""
+        """Stop replacing nodes."""
         with self._table.changed:
             self._table.closed.set()
             self._table.changed.notify_all()
 
     def close(self, grace_s: float) -> None:
-        """Let all nodes leave their plugins and end; whatever is not gone after `grace_s` is removed."""
+        """Shut all nodes down, exiting their plugins first; remove those that are left after `grace_s`."""
         self.stop()
         with self._table.changed:
             nodes = list(dict.fromkeys(self._table.all_nodes()))
@@ -324,20 +325,20 @@ class NodeManager:
                 for node in nodes:
                     try:
                         ends.append(threads.submit(node.close, grace_s))
-                    except RuntimeError:  # no more threads can be started: this one does it
+                    except RuntimeError:  # no more threads can be started; do it here
                         node.close(grace_s)
-                # Python handles a signal that comes just before it waits for a lock when that wait ends (8 of 24 times
-                # on two busy cores), and this one may ask to hurry
+                # Python handles a signal that arrives just before a wait for a lock only after that wait (8 of 24 times
+                # on two busy cores), and its handler may call hurry
                 while wait(ends, _SIGNALS_S).not_done:
                     pass
             for end in ends:
                 end.result()
 
     def keep(self, grace_s: float) -> None:
-        """Leave the nodes to the pool's next client; those that cannot be left to it are ended.
+        """Keep the nodes for the pool's next client, and end those that cannot be kept.
 
         Raises:
-            SkywardError: one of these cannot be removed.
+            SkywardError: one of the latter cannot be removed.
         """
         assert self._named is not None and self._named.keep_s is not None
         keep_s = self._named.keep_s
@@ -354,12 +355,12 @@ class NodeManager:
             node.close(0.0)
 
     def hurry(self) -> None:
-        """Remove the nodes that `close` waits for; that ends it."""
+        """Remove the nodes that `close` waits for, which ends it."""
         for node in self._closing:
             threading.Thread(target=node.remove, name="skyward-hurry", daemon=True).start()
 
     def release(self) -> None:
-        """Remove what is left of the pool, and wait for attempts that are under way, which end by that."""
+        """Remove what is left of the pool, or keep it, and wait for running attempts, which then end."""
         untouched = self._named is not None and not self._has_begun
         if self._named is not None and (self._kept or untouched):
             keeps = self._kept or {kept.index for kept in self._named.untaken()}

@@ -1,4 +1,4 @@
-"""The client's end of one node: its agent, its workers, and why they ended when they do."""
+"""Client side of one node: connections to its agent and workers, and the reasons of their ends."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint
 from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
 
 BEAT_S = 1.0
-SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
-_ASKED = 5  # and at least so many of them
-_REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
-_DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end by themselves
-_LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
+SILENCE_S = 10.0  # a node that answers no heartbeat for this long is lost
+_ASKED = 5  # and if at least this many heartbeats are unanswered
+_REASON_S = 2.0  # limit of the wait for the reason of a worker's end, which usually arrives within 0.1 s
+_DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end
+_LAST_WORDS_S = 1.0  # limit for reading the last messages of an ended node, which have arrived already
 DISMISSED = "was ended by another client (skyward down)"
-_unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
+_unless_closed = suppress(InvalidStateError)  # closing a pool fails running set-ups
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLink:
-    """What a node shares with its pool."""
+    """Objects and callbacks of a pool that its nodes use."""
 
     dispatcher: Dispatcher
     printer: Printer
     callbacks: Callbacks
     record: PoolRecord
-    worker_started: Callable[[NodeClient, WorkerClient], None]  # sets up a worker that was started again
-    worker_lost: Callable[[WorkerClient], None]  # is told that a worker has ended, after its calls have been settled
-    node_gone: Callable[[NodeClient], None]  # is told that a node is gone, after its calls have been settled
-    dismissed: Callable[[], None]  # is told that another client has ended the pool
-    secrets: tuple[str, ...] = field(default=(), repr=False)  # values that its nodes mask in what they print
-    only_data: bool = False  # whether exceptions of its nodes come as text
+    worker_started: Callable[[NodeClient, WorkerClient], None]  # sets up a restarted worker
+    worker_lost: Callable[[WorkerClient], None]  # called after a worker has ended and its calls are settled
+    node_gone: Callable[[NodeClient], None]  # called after a node is lost and its calls are settled
+    dismissed: Callable[[], None]  # called when another client has ended the pool
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # values that its nodes mask in their output
+    only_data: bool = False  # whether exceptions of its nodes arrive as text
 
 
 class NodeClient:
-    """A running node. Its `key` is known to it and to this client alone.
+    """A running node. Its `key` is known only to it and to this client.
 
     Attributes:
-        host: where it is.
-        gone: how it ended, None while it lives.
-        removed: set when it is gone and nothing is left of it.
-        told: the COMPUTE_POOL document it has, "" until it is connected.
-        agent: address of its agent, "" until that is known.
-        order: by which a node of a pool with a name is taken; None for any other.
+        host: its host.
+        gone: how it ended; None while it runs.
+        removed: set when it has ended and is completely removed.
+        told: the COMPUTE_POOL document sent to it; "" until it is connected.
+        agent: address of its agent; "" until that is known.
+        order: with which a node of a named pool is taken over; None for other pools.
     """
 
     def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink, *, key: bytes) -> None:
@@ -82,22 +82,22 @@ class NodeClient:
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
         self._dumps: dict[tuple[int, int], Future[str]] = {}
-        self._steps: dict[int, Future[dict[str, Any]]] = {}  # answers to `probe`, by number
+        self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `probe`, by number
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerClient] = {}
         self._shared = SharedValueIndex(shape.processes)
-        self._readers = 0  # threads that read from its workers
+        self._readers = 0  # number of threads that read from its workers
         self._agent: Connection | None = None
         self._agent_reader: threading.Thread | None = None
-        self._unanswered: list[float] = []  # when heartbeats were sent, since the last answer
+        self._unanswered: list[float] = []  # times of heartbeats since the last answer
         self._lost_reason: str | None = None
-        self._document = ""  # its COMPUTE_POOL document, if that has changed since it was started
+        self._document = ""  # its COMPUTE_POOL document, if changed since its start
 
     def open(self, timeout_s: float) -> list[WorkerClient]:
         """Wait for the node's announcement and connect to its agent and workers.
 
         Raises:
-            NodeStartError, WireError, AuthenticationError, VersionError: as their names say.
+            NodeStartError, WireError, AuthenticationError, VersionError: see these classes.
         """
         announced = self._node.wait_ready(timeout_s)
         self._agent = connect(
@@ -109,7 +109,7 @@ class NodeClient:
             workers = named.take(self._agent, self.order, timeout_s)
             self._document = self.order.document
         self._agent_reader = self._spawn(self._read_agent, self._agent)
-        if self._pool.secrets or self.order is not None:  # those of the client before are not ours
+        if self._pool.secrets or self.order is not None:  # replaces the previous client's values
             self._post(Frame(Kind.MASK, 0, encode({"values": self._pool.secrets})))
         return [self._open_worker(number, *worker) for number, worker in enumerate(workers)]
 
@@ -122,7 +122,7 @@ class NodeClient:
         worker.is_one_of_several_ranks = self._shape.ranks > 1
         worker.shared = self._shared
         self._workers[number] = worker
-        if self._closing:  # after the line above, since what ends the node first says so and then settles its workers
+        if self._closing:  # checked after that line: closing sets the flag first, then settles the workers
             connection.close()
             raise WireError(f"Node {self.index} is being ended.")
         worker.post_frame(Frame(Kind.LOGGING, 0, encode({"level": log_level()})))
@@ -158,8 +158,8 @@ class NodeClient:
                 if calls:
                     dispatcher.on_frames(worker, calls)
         except WireError:
-            pass  # the agent and the host know the reason
-        finally:  # also when this thread fails: its calls must not wait for answers that are not read
+            pass  # `_settle` asks agent and host for the reason
+        finally:  # even if this thread fails, since calls must not wait for answers that are not read
             worker.all_received = not worker.connection.stopped_reading
             worker.connection.close()
             terminal.forget(worker)
@@ -173,14 +173,14 @@ class NodeClient:
                 self._changed.notify_all()
 
     def _settle(self, worker: WorkerClient) -> None:
-        """Find out why a worker is gone, and settle what waits for it."""
+        """Determine why a worker ended, and settle its calls and its set-up."""
         report = self._reason(worker)
         self._output.show_unfinished(worker, worker.index, worker.generation)
         if report is not None:
             facts = {name: report[name] for name in ("code", "signal", "oom")}
             self._pool.record.event("worker_lost", node=self.index, rank=worker.rank, **facts)
         setup = self.setups[worker.rank]
-        if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
+        if not setup.done() and self._workers[worker.index] is worker:  # not that of its replacement
             with _unless_closed:
                 setup.set_exception(worker.lost(report, self.gone, "its plugins were set up"))
         is_known = worker.all_received and (report is not None or self._end_is_known())
@@ -188,7 +188,7 @@ class NodeClient:
         self._pool.worker_lost(worker)
 
     def _end_is_known(self) -> bool:
-        """Whether the node has ended, and somebody who saw it has said how: it was not given up for its silence."""
+        """Return whether the node has ended in a known way, and was not just declared lost."""
         gone = self.gone
         return gone is not None and self._lost_reason is None and not (gone.code is None and gone.signal is None)
 
@@ -200,7 +200,7 @@ class NodeClient:
                     self._on_agent(frame)
         except WireError:
             pass  # `_on_gone` asks the host for the reason
-        finally:  # also when this thread fails: a node whose messages are not read cannot be used
+        finally:  # even if this thread fails, since a node whose messages are not read is unusable
             agent.close()
             with _unless_closed:
                 self._kept.set_result(False)
@@ -228,13 +228,13 @@ class NodeClient:
             case Kind.KEPT:
                 with _unless_closed:
                     self._kept.set_result(True)
-            case Kind.WORKER_UP if not self._closing:  # else it is the next client's
+            case Kind.WORKER_UP if not self._closing:  # otherwise it is for the next client
                 self._spawn(self._on_worker_up, decode(frame.head))
 
     def _on_exit(self, report: dict[str, Any]) -> None:
         key = (report["worker"], report["generation"])
         ended = self._workers.get(report["worker"])
-        if self._closing:  # nothing is settled any more
+        if self._closing:  # `_settle` is no longer called
             self._output.show_unfinished(ended, *key)
         with self._changed:
             self._reports[key] = report
@@ -243,16 +243,16 @@ class NodeClient:
             self._spawn(self._hang_up, ended)
 
     def _hang_up(self, worker: WorkerClient) -> None:
-        """End the connection of a worker that has ended, should a process that it forked keep it open."""
+        """End the connection of an ended worker, in case a process that it forked keeps it open."""
         with self._changed:
             self._changed.wait_for(lambda: worker.hung_up, _DRAIN_S)
         worker.connection.stop_reading()
 
     def _on_worker_up(self, news: dict[str, Any]) -> None:
-        """A worker that ended has been started again: connect, and let the pool set it up."""
+        """Connect to a restarted worker, and request its set-up."""
         known = self._workers.get(news["worker"])
         if known is not None and known.generation >= news["generation"]:
-            return  # it came with the node, which was taken over
+            return  # it was already connected when the node was taken over
         try:
             worker = self._open_worker(news["worker"], news["generation"], news["address"])
             self._pool.worker_started(self, worker)
@@ -267,7 +267,7 @@ class NodeClient:
             exit_ = Exit(code=exit_.code, text=self._lost_reason)
         elif exit_.code == EXIT_DISMISSED:
             exit_ = Exit(code=exit_.code, text=DISMISSED)
-        for worker in self.workers:  # its agent can send it no more
+        for worker in self.workers:  # its agent can no longer send this
             if (worker.index, worker.generation) not in self._reports:
                 self._output.keep_unfinished(worker, self._node.unfinished(worker.index))
         with self._changed:
@@ -280,21 +280,21 @@ class NodeClient:
         self._pool.node_gone(self)
 
     def _await_readers(self) -> None:
-        """Let the workers' readers handle everything that has arrived, and settle the rest of the calls."""
+        """Wait until the workers' readers have handled all received messages and settled the remaining calls."""
         with self._changed:
-            if self._lost_reason is None:  # the processes have ended, so the connections do as soon as all is read
+            if self._lost_reason is None:  # the processes have ended, so connections end once read
                 self._changed.wait_for(lambda: not self._readers, _DRAIN_S)
-            while self._readers:  # none of them blocks on anything but its connection
+            while self._readers:  # they block on nothing but their connections
                 for worker in self.workers:
                     worker.connection.stop_reading()
                 self._changed.wait(_DRAIN_S)
 
     def remove(self) -> None:
-        """End the node at once; another thread that waits for it in `close` reports what cannot be removed."""
+        """Remove the node immediately; errors are reported by `close`, which may be running in another thread."""
         try:
             self._node.remove()
         except SkywardError:
-            pass  # the pool's end tries again, and reports
+            pass  # closing the pool tries again, and reports errors
 
     def _on_setup(self, worker: WorkerClient, frame: Frame) -> None:
         setup = self.setups[worker.rank]
@@ -313,7 +313,7 @@ class NodeClient:
     # why a worker ended ----------------------------------------------------------------------------------------
 
     def _reason(self, worker: WorkerClient) -> dict[str, Any] | None:
-        """The agent's report of a worker's end; None when the whole node is gone."""
+        """Return the agent's report of a worker's end; None if the whole node is lost."""
         key = (worker.index, worker.generation)
         with self._changed:
             known = self._changed.wait_for(lambda: key in self._reports or self.gone is not None, _REASON_S)
@@ -324,12 +324,12 @@ class NodeClient:
                 self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
         return report if self.gone is None else None
 
-    # what the pool asks of it ----------------------------------------------------------------------------------
+    # requests of the pool --------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Send a heartbeat; declare the node lost when enough of them were not answered for too long.
+        """Send a heartbeat; declare the node lost if enough of them were unanswered for too long.
 
-        Time in which none was sent does not count: during the set-up, or while this client itself was stopped.
+        Periods without heartbeats do not count: during the set-up, or while this client was suspended.
         """
         if self.gone is not None or self._agent is None or self._closing:
             return
@@ -342,69 +342,69 @@ class NodeClient:
         self._post(Frame(Kind.PING, time.monotonic_ns()))
 
     def move(self, document: str) -> None:
-        """Send the node its new COMPUTE_POOL document, which its workers use from their next calls on."""
+        """Send the node a new COMPUTE_POOL document, which its workers use from their next call on."""
         self._document = document
         frame = Frame(Kind.PLACE, 0, document.encode())
         self._post(frame)
-        for worker in self.workers:  # one that is started later is told when it connects
+        for worker in self.workers:  # a worker that is started later receives it on connecting
             worker.post_frame(frame)
             worker.flush()
 
     def dial(self, address: str) -> socket.socket:
-        """A connection to `tcp:<ip>:<port>`, as the node resolves it, by the way that leads to its own sockets.
+        """Connect to `tcp:<ip>:<port>`, as resolved by the node, on the same path as to its own sockets.
 
         Raises:
-            WireError: nothing listens there, or there is no way any more.
+            WireError: nothing listens there, or the path no longer exists.
         """
         return self._node.connect(address)
 
     @property
     def is_connected(self) -> bool:
-        """Whether its agent can be asked; not while it starts."""
+        """Whether its agent is connected; False while the node starts."""
         return self._agent is not None
 
     @property
     def address(self) -> str:
-        """At which the other nodes reach it."""
+        """The address at which other nodes reach it."""
         return self.host.address
 
     @property
     def workers(self) -> tuple[WorkerClient, ...]:
-        """The workers of the node as they are now, also those that are not set up yet."""
+        """The present workers of the node, including those that are not set up yet."""
         return tuple(self._workers.values())
 
     def dump(self, worker: WorkerClient) -> Future[str]:
-        """Let the agent find out where a worker is that does not answer; the frames as faulthandler writes them."""
+        """Ask the agent for the stack of a worker that does not answer, in faulthandler's format."""
         dumped = self._dumps[worker.index, worker.generation] = Future[str]()
         self._post(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
         return dumped
 
     def probe(self, order: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Let the agent do a step of a trial of the network between nodes (`ConnectivityMatrix`), or "usage"."""
+        """Ask the agent to run a step of a network trial (see `ConnectivityMatrix`), or to report its "usage"."""
         number = next(self._numbers)
         answer = self._steps[number] = Future[dict[str, Any]]()
         self._post(Frame(Kind.PROBE, number, encode(order)))
         return answer
 
     def declare_lost(self, reason: str) -> None:
-        """Give the node up; its calls are settled and it is removed."""
+        """Declare the node lost; its calls are settled and it is removed."""
         self._lost_reason = self._lost_reason or reason
         if self._agent is not None:
             self._agent.close()
 
     def leave(self, grace_s: float) -> None:
-        """`close` a drained node while the pool goes on."""
+        """`close` a drained node while the pool stays open."""
         try:
             self.close(grace_s)
         except SkywardError:
-            pass  # its host may be gone already; the pool's end tries again, and reports
+            pass  # its host may be gone already; closing the pool tries again, and reports errors
         self._settle_calls("was drained")
 
     def discard(self) -> None:
-        """`close` a node that cannot be used, while the pool goes on: its workers may have taken calls already.
+        """`close` an unusable node, whose workers may have taken calls already, while the pool stays open.
 
         Raises:
-            SkywardError: what was begun of it cannot be removed.
+            SkywardError: it cannot be removed.
         """
         try:
             self.close(0.0)
@@ -418,7 +418,7 @@ class NodeClient:
             self._pool.dispatcher.lose(worker, worker.lost_running(None, self.gone), is_known=True)
 
     def close(self, grace_s: float) -> None:
-        """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""
+        """Shut the node down, exiting its plugins first; remove it if it is left after `grace_s`."""
         self._closing = True
         try:
             if self._agent is not None and self.gone is None:
@@ -433,7 +433,7 @@ class NodeClient:
             self._node.remove()
 
     def keep(self, keep_s: float, grace_s: float) -> bool:
-        """Leave the node to the next client, with fresh workers; False if it is gone, or does not answer in time."""
+        """Keep the node for the next client, with new workers; return False if it is lost or does not answer in time."""
         self._closing = True
         if self._agent is None or self.gone is not None:
             return False
@@ -447,7 +447,7 @@ class NodeClient:
         return kept
 
     def let_go(self) -> None:
-        """In a forked process: close its copies of the descriptors, and nothing else."""
+        """Close a forked process's copies of the descriptors, and do nothing else."""
         for connection in (self._agent, *(worker.connection for worker in self._workers.values())):
             if connection is not None:
                 connection.abandon()
@@ -457,11 +457,11 @@ class NodeClient:
             assert self._agent is not None
             self._agent.post(frame)
         except WireError:
-            pass  # the agent's reader notices the same and settles what depends on it
+            pass  # the agent's reader fails too, and handles the loss
 
 
 def _fail_setup(setup: Future[None], worker: WorkerClient, frame: Frame, *, only_data: bool) -> None:
-    """Unpickle what a plugin raised: not in the thread that reads, since the exception's class is the user's."""
+    """Unpickle a plugin's exception, outside the reading thread, since its class may be the user's code."""
     error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]), only_data=only_data)
     with _unless_closed:
         setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))

@@ -1,12 +1,12 @@
-"""The nodes of a pool: `NodeTable`, and by `ConnectivityMatrix` which of them reach which.
+"""The nodes of a pool (`NodeTable`), and the network between them (`ConnectivityMatrix`).
 
 The table has one slot per index, with its node or the state of the attempts to start one.
 
-Paths between nodes are tried while ranks wait for each other and none moves. A network that swallows packets in one
-direction breaks no connection: senders repeat themselves for a quarter of an hour, receivers wait, and each framework's
-own limit blames whoever noticed first. So agents try it, by datagrams (see `runner.diagnosis`), while the client
-reaches both. A direction counts as lost only if it has worked before in this pool, or the other one does: networks that
-let no datagrams through at all are not judged.
+Paths between nodes are tried while ranks wait for each other without progress. A network that drops packets in one
+direction breaks no connection: senders retransmit for a quarter of an hour, receivers wait, and each framework's own
+time limit blames the rank that noticed first. Agents therefore test it with datagrams (see `runner.diagnosis`), while
+the client can reach both. A direction counts as lost only if it has worked before in this pool or the opposite one
+works, so that networks without any datagrams are not reported.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from skyward.system.futures import Future
 from skyward.system.futures import TimeoutError as FutureTimeout
 
 WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # before the first attempts to replace a node
-SLOW_S = 15.0  # before each one after them, for as long as the pool is open
-SETTLED_S = 60.0  # a node that is lost sooner is replaced as slowly as if an attempt had failed
-Pair = tuple[int, int]  # sender and receiver, by index of the node
-_ANSWER_S = 3.0  # for each step of a trial; the longest takes half a second
-_AGAIN_S = 0.5  # between two trials while a partition lasts
+SLOW_S = 15.0  # before each later one, as long as the pool is open
+SETTLED_S = 60.0  # the loss of a younger node counts as a failed attempt
+Pair = tuple[int, int]  # node indexes of sender and receiver
+_ANSWER_S = 3.0  # limit for each step of a trial; the longest takes 0.5 s
+_AGAIN_S = 0.5  # between trials during a partition
 
 
 @dataclass(slots=True)
 class NodeSlot:
-    """One index. It has a node, or a thread that gets it one, or both while the node is about to be taken away.
+    """Slot of one index. It has a node, or a thread that starts one, or both while the node is drained.
 
     Attributes:
-        node: the last one it has had.
-        is_starting: whether a thread gets it a node.
-        attempts: how often its node was replaced, or tried to be, in quick succession.
-        failures: attempts that failed since it had a node.
-        error: why the last of them has failed.
-        absent: why it has no node after many attempts, "" while it has not been given up.
-        ready_at: monotonic time at which its node began to serve.
+        node: the latest node.
+        is_starting: whether a thread is starting a node for it.
+        attempts: number of attempts to replace its node in quick succession.
+        failures: number of failed attempts since it had a node.
+        error: error of the last failed attempt.
+        absent: why it has no node after many attempts; "" if it has not been given up.
+        ready_at: monotonic time at which its node entered service.
     """
 
     index: int
@@ -54,17 +54,17 @@ class NodeSlot:
     ready_at: float = 0.0
 
     def next_wait(self) -> float:
-        """Seconds until the next attempt, which is counted."""
+        """Count the next attempt, and return the seconds to wait before it."""
         self.attempts += 1
         return WAITS_S[self.attempts - 1] if self.attempts <= len(WAITS_S) else SLOW_S
 
     def failed(self, error: Exception) -> bool:
-        """Note why an attempt has failed; whether it is the one after which a node is given up."""
+        """Record a failed attempt; return whether it is the one after which the node is given up."""
         self.error, self.failures = error, self.failures + 1
         return self.failures >= len(WAITS_S) and not self.absent
 
     def give_up(self, error: str) -> None:
-        """Note that it has no node after many attempts, the last of which failed with this error."""
+        """Mark the slot as without a node after many attempts, the last of which failed with this error."""
         why = f" ({self.node.gone.text})" if self.node is not None and self.node.gone is not None else ""
         error = error if error.endswith(".") else f"{error}."
         self.absent = (
@@ -73,7 +73,7 @@ class NodeSlot:
         )
 
     def start_again(self) -> None:
-        """Its node is lost, or about to be."""
+        """Prepare for a replacement, since its node is lost or about to be."""
         self.is_starting = True
         if time.monotonic() - self.ready_at > SETTLED_S:
             self.attempts = 0
@@ -83,14 +83,14 @@ class NodeTable:
     """The nodes of a pool. `NodeManager` changes it, under the lock of `changed`.
 
     Args:
-        count: how many there should be.
+        count: the desired number of nodes.
 
     Attributes:
-        changed: notified when something has.
-        draining: nodes that finish their calls, with their successors in the slots or on the way.
-        early: nodes that were connected before the pool was open, to be set up together.
+        changed: notified of changes.
+        draining: nodes that finish their calls, whose successors are in the slots or being started.
+        early: nodes connected before the pool was open, to be set up together.
         is_open: whether the first set-up has begun.
-        closed: set when nothing is started any more.
+        closed: set when no more nodes are started.
     """
 
     def __init__(self, count: int) -> None:
@@ -103,22 +103,22 @@ class NodeTable:
 
     @property
     def nodes(self) -> tuple[NodeClient, ...]:
-        """The last node of each index that has ever had one, in order; also those that are gone."""
+        """The latest node of each index that has had one, in order, including lost ones."""
         with self.changed:
             return tuple(slot.node for slot in self.slots if slot.node is not None)
 
     @property
     def alive(self) -> list[NodeClient]:
-        """Those that are not gone."""
+        """The nodes that are not lost."""
         return [node for node in self.nodes if node.gone is None]
 
     def all_nodes(self) -> list[NodeClient]:
-        """The draining ones included; takes no lock, which may be held for ever in a forked process."""
+        """Return all nodes, including draining ones, without the lock, which a forked process may never get."""
         return [*(slot.node for slot in self.slots if slot.node is not None), *self.draining]
 
     @property
     def count(self) -> int:
-        """How many nodes take calls."""
+        """Number of nodes that take calls."""
         with self.changed:
             return sum(slot.node is not None and slot.node.gone is None and not slot.is_starting for slot in self.slots)
 
@@ -130,12 +130,12 @@ class NodeTable:
 
     @property
     def absent(self) -> str:
-        """Why a node could not be had in many attempts, "" while none was given up."""
+        """Why a node could not be started in many attempts; "" if none was given up."""
         with self.changed:
             return next((slot.absent for slot in self.slots if slot.absent), "")
 
     def waits_for_first_set_up(self, node: NodeClient) -> bool:
-        """Note a node that is connected before the pool is open; False if the first set-up has begun."""
+        """Add a node that is connected before the pool is open; return False if the first set-up has begun."""
         with self.changed:
             if not self.is_open:
                 self.early.append(node)
@@ -143,10 +143,10 @@ class NodeTable:
             return not self.is_open
 
     def wait_whole(self) -> None:
-        """Block while nodes are being started or replaced; Ctrl-C gets through.
+        """Wait while nodes are being started or replaced; Ctrl-C interrupts the wait.
 
         Raises:
-            PoolError: one was given up.
+            PoolError: a node was given up.
         """
         with self.changed:
             self.changed.wait_for(lambda: self.absent or self._is_whole() or self.closed.is_set())
@@ -155,10 +155,10 @@ class NodeTable:
             raise PoolError(f"A call for every node cannot be run: {absent}")
 
     def wait_for(self, index: int) -> NodeClient:
-        """The node of an index; blocks while it is being started or replaced.
+        """Return the node of an index, waiting while it is being started or replaced.
 
         Raises:
-            PoolError: it was given up, or the pool has ended.
+            PoolError: it was given up, or the pool is closed.
         """
         slot = self.slots[index]
         with self.changed:
@@ -171,17 +171,17 @@ class NodeTable:
         return slot.node is not None and slot.node.gone is None and not slot.is_starting
 
     def _is_whole(self) -> bool:
-        """Whether every node is there; one that is gone may not be among those that are replaced yet."""
+        """Return whether every node is in service; a lost one may not be marked as being replaced yet."""
         return not any(slot.is_starting or (slot.node and slot.node.gone is not None) for slot in self.slots)
 
     def is_hopeless(self, least: int, needed: int) -> bool:
-        """Whether the pool cannot open any more: too many nodes have failed, or were given up; under the lock."""
+        """Return whether too many nodes failed or were given up for the pool to open; called under the lock."""
         failed = sum(slot.error is not None for slot in self._not_early())
         absent = sum(bool(slot.absent) for slot in self.slots)
         return failed > len(self.slots) - least or len(self.slots) - absent < needed
 
     def start_error(self) -> Exception:
-        """Why nodes could not be started, as one error; under the lock."""
+        """Combine the errors of nodes that could not be started into one; called under the lock."""
         errors = [slot.error for slot in self._not_early() if slot.error is not None]
         if len(errors) == 1:
             return errors[0]
@@ -189,7 +189,7 @@ class NodeTable:
         text = "\n".join(dict.fromkeys(map(str, errors)))
         try:
             return kinds.pop()(text) if len(kinds) == 1 else PoolError(text)
-        except TypeError:  # a class that needs more than a message
+        except TypeError:  # the class requires more than a message
             return PoolError(text)
 
     def _not_early(self) -> list[NodeSlot]:
@@ -197,23 +197,23 @@ class NodeTable:
         return [slot for slot in self.slots if slot.index not in here]
 
 
-# which of them reach which -----------------------------------------------------------------------------------------
+# connectivity ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial has found.
+    """Result of one trial.
 
     Attributes:
-        answered: the nodes that answered all steps, which the client therefore reaches.
-        heard: pairs of them of which the second has heard the first.
+        answered: the nodes that answered all steps, and which the client therefore reaches.
+        heard: pairs of these in which the second node received datagrams from the first.
     """
 
     answered: frozenset[int] = frozenset()
     heard: frozenset[Pair] = frozenset()
 
     def lost(self, known: Iterable[Pair]) -> frozenset[Pair]:
-        """The directions that fail, of those that have worked before (`known`) or whose opposite works."""
+        """Return the failing directions, of those that have worked before (`known`) or whose opposite works."""
         proven = {*known, *((to, sender) for sender, to in self.heard)}
         return frozenset(
             (sender, to) for sender, to in proven - self.heard if sender in self.answered and to in self.answered
@@ -221,7 +221,7 @@ class Trial:
 
 
 class ConnectivityMatrix:
-    """The paths between the nodes of a pool.
+    """State of the paths between the nodes of a pool.
 
     Args:
         table: the nodes.
@@ -231,45 +231,45 @@ class ConnectivityMatrix:
         self._table = table
         self._trying = threading.Lock()
         self._known: set[tuple[NodeClient, NodeClient]] = set()  # directions that have worked
-        self._asked: set[NodeClient] = set()  # nodes that were there at the last trial
-        self.lost: frozenset[Pair] = frozenset()  # as the last failure report says, until they work again
+        self._asked: set[NodeClient] = set()  # nodes that were alive at the last trial
+        self.lost: frozenset[Pair] = frozenset()  # directions in the last failure report that do not work yet
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether the nodes lie at more than one address, so that there is a network between them."""
+        """Whether the nodes have several addresses, so that there is a network between them."""
         return len({node.address for node in self._table.alive}) > 1
 
     @property
     def is_tried(self) -> bool:
-        """Whether there was a trial since the last node has come."""
+        """Whether there was a trial with all present nodes."""
         return self._asked.issuperset(self._table.alive)
 
     def begin(self) -> Future[frozenset[Pair]]:
-        """Try them, in a thread of its own; the directions that fail."""
+        """Start a trial in a separate thread; the future has the failing directions."""
         found: Future[frozenset[Pair]] = Future()
 
         def run() -> None:
             try:
                 found.set_result(self.failing())
-            except Exception as bug:  # it must not leave the call waiting
+            except Exception as bug:  # must not leave the call waiting
                 found.set_exception(bug)
 
         threading.Thread(target=run, name="skyward-paths", daemon=True).start()
         return found
 
     def failing(self) -> frozenset[Pair]:
-        """Try them, which takes half a second; the directions that fail."""
+        """Run a trial, which takes half a second, and return the failing directions."""
         with self._trying:
             nodes = {node.index: node for node in self._table.alive}
             self._asked = here = set(nodes.values())
-            self._known = {pair for pair in self._known if here.issuperset(pair)}  # those replaced have to work anew
+            self._known = {pair for pair in self._known if here.issuperset(pair)}  # forget replaced nodes
             known = [(sender.index, to.index) for sender, to in self._known]
             trial = tried(tuple(here))
             self._known.update((nodes[sender], nodes[to]) for sender, to in trial.heard)
         return trial.lost(known)
 
     def await_whole(self, limit_s: float, closed: Callable[[], bool]) -> bool:
-        """Wait until the directions of the last failure report work again; whether they do within the limit."""
+        """Wait until the directions of the last failure report work again; return False if they do not in time."""
         deadline = time.monotonic() + limit_s
         while self.lost and not closed():
             self.lost &= self.failing()
@@ -280,7 +280,7 @@ class ConnectivityMatrix:
         return True
 
     def describe(self, lost: frozenset[Pair]) -> str:
-        """Sentences that name directions that fail, with nodes and addresses."""
+        """Return sentences that name failing directions with nodes and addresses."""
         names = {node.index: f"node {node.index} ({node.address})" for node in self._table.alive}
         return " ".join(
             f"Neither of {names[sender]} and {names[to]} gets what the other sends."
@@ -292,7 +292,7 @@ class ConnectivityMatrix:
 
 
 def tried(nodes: Sequence[NodeClient]) -> Trial:
-    """Let nodes send to each other; what has arrived. Those that do not answer take no part."""
+    """Make nodes send datagrams to each other, and return what arrived. Nodes that do not answer are left out."""
     secret = secrets.token_hex(16)
     opened = _ask(nodes, lambda node: {"step": "open", "address": node.address, "secret": secret})
     ports = {node: answer["port"] for node, answer in opened.items() if answer["port"]}
@@ -307,7 +307,7 @@ def tried(nodes: Sequence[NodeClient]) -> Trial:
 def _ask(
     nodes: Iterable[NodeClient], order: Callable[[NodeClient], dict[str, Any]]
 ) -> dict[NodeClient, dict[str, Any]]:
-    """One step on all nodes at once; the answers that come in time."""
+    """Run one step on all nodes at once; return the answers that arrive in time."""
     asked = {node: node.probe(order(node)) for node in nodes}
     deadline = time.monotonic() + _ANSWER_S
     answers = {}
@@ -315,5 +315,5 @@ def _ask(
         try:
             answers[node] = answer.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
-            continue  # the heartbeat decides what becomes of it
+            continue  # the heartbeat decides whether it is lost
     return answers

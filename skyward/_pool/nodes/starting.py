@@ -1,7 +1,6 @@
-"""From a host to workers that take calls: starts a node and connects to it, tells it its place, sets up its workers.
+"""Start of nodes: launch on a host or takeover, connection, COMPUTE_POOL document, and set-up of the workers.
 
-A node may also be taken over that an earlier client has kept. The set-up sends included files, secrets and plugins to
-all workers at once, and waits for all together.
+The set-up sends included files, secrets and plugins to all workers at once, and waits for all of them together.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from skyward.wire.frames import Buffer, Frame
 from skyward.wire.handshake import new_key
 from skyward.wire.messages import Kind, encode
 
-_DUMP_S = 1.5  # how long the agents of late ranks may take to find out where those are
-_LATER_S = 2.0  # a gather times out so much later than the set-up it is part of, whose error says more
+_DUMP_S = 1.5  # how long agents may take to dump the stacks of late ranks
+_LATER_S = 2.0  # a gather times out this much later than its set-up, whose error says more
 _Ended = tuple[int, Future[None]]  # rank, outcome
 
 
 class NodeStarter:
-    """Makes connected nodes of hosts.
+    """Starts nodes on hosts and connects to them.
 
     Args:
-        pool, settings: identifier of the pool, and what it is asked to be.
+        pool, settings: identifier and parameters of the pool.
         table: its nodes.
         allocation: its machines.
-        link: what its nodes share with it.
-        tell: prints a line that stays.
-        named: its name and the nodes that are kept under it; None for a pool without one.
+        link: the pool's objects and callbacks for its nodes.
+        tell: prints a permanent line.
+        named: its name and kept nodes; None for a pool without a name.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class NodeStarter:
         self._topology = Topology(pool, settings)
 
     def prepare(self, hosts: Sequence[Host], image: str | None) -> None:
-        """Note the first hosts, and end kept nodes that do not fit what the pool is asked to be now."""
+        """Record the first hosts, and end kept nodes that do not match the pool's present parameters."""
         for index, host in enumerate(hosts):
             self._topology.put(index, host)
         if self._named is not None:
@@ -74,7 +73,7 @@ class NodeStarter:
                 self.discard_kept(kept)
 
     def start(self, slot: NodeSlot, host: Host, image: str | None) -> NodeClient:
-        """Start the node of an index on a host, and connect to it.
+        """Start the node of an index on a host, or take over a kept one, and connect to it.
 
         Raises:
             SkywardError: it cannot be started.
@@ -95,7 +94,7 @@ class NodeStarter:
         return self._connect(slot, host, launch, started, Order(launch.compute_pool, self._settings.lease_s))
 
     def announce(self) -> None:
-        """Send the COMPUTE_POOL document to each node whose own has changed because another node has moved."""
+        """Send each node its COMPUTE_POOL document if that has changed because another node was replaced."""
         with self._table.changed:
             told = [slot.node for slot in self._table.slots if slot.node is not None and slot.node.told]
             documents = [(each, self._topology.document(each.index)) for each in told]
@@ -106,30 +105,30 @@ class NodeStarter:
             each.move(document)
 
     def discard_kept(self, kept: KeptNode) -> None:
-        """End a node that an earlier client has started and this one cannot use."""
+        """End a kept node that this client cannot use."""
         launch = replace(self._topology.launch(0, None), node=kept.index, key=bytes.fromhex(kept.key))
         self._allocation.adopt(launch, kept.about, kept.agent)[0].remove()
 
     def _take_over(self, slot: NodeSlot, host: Host, launch: Launch, kept: KeptNode) -> NodeClient:
-        """Connect to a node that an earlier client has started."""
+        """Connect to a node that an earlier client has kept."""
         launch = replace(launch, key=bytes.fromhex(kept.key))
         node, environment = self._allocation.adopt(launch, kept.about, kept.agent)
         order = Order(launch.compute_pool, self._settings.lease_s, environment)
         return self._connect(slot, host, launch, node, order)
 
     def _connect(self, slot: NodeSlot, host: Host, launch: Launch, started: Node, order: Order | None) -> NodeClient:
-        """Connect to a node, by an order where the pool has a name."""
+        """Connect to a node, with an order if the pool has a name."""
         node = NodeClient(slot.index, host, started, self._settings.worker, self._link, key=launch.key)
         node.order = order
         try:
             with self._table.changed:
                 if self._table.closed.is_set():
                     raise PoolClosedError(f"Pool {self._pool} was closed.")
-                slot.node = node  # from here on the end of the pool ends it
+                slot.node = node  # from here on, closing the pool ends it
             for opened in node.open(self._settings.provision_timeout_s):
                 opened.buffer = self._settings.worker.buffer
         except NodeInUseError:
-            raise  # it is another client's, and so is its end
+            raise  # it belongs to another client, which will end it
         except BaseException:
             discard(node, self._tell)
             raise
@@ -148,7 +147,7 @@ class NodeStarter:
 
 
 def discard(node: NodeClient, tell: Callable[[str], None]) -> None:
-    """Remove what was begun of a node, or say that its lease ends it."""
+    """Remove a partly started node, or report that its lease will end it."""
     try:
         node.discard()
     except SkywardError as error:
@@ -160,7 +159,7 @@ class Topology:
 
     Args:
         pool: identifier of the pool.
-        settings: what it is asked to be.
+        settings: its parameters.
     """
 
     def __init__(self, pool: str, settings: PoolConfig) -> None:
@@ -169,13 +168,13 @@ class Topology:
         self._head_port = 0
 
     def put(self, node: int, host: Host) -> None:
-        """Note the host of a node; the coordination port is claimed on the head's."""
+        """Record the host of a node; for node 0, claim the coordination port on it."""
         if node == 0 and self._hosts.get(0) is not host:
             self._head_port = host.claim_port()
         self._hosts[node] = host
 
     def document(self, node: int) -> str:
-        """The COMPUTE_POOL document of a node; peers that have no host yet are not in it."""
+        """Return the COMPUTE_POOL document of a node, without peers that have no host yet."""
         settings = self._settings
         count, gpus = settings.nodes.desired, settings.accelerator.count if settings.accelerator else 0
         peers = tuple(Peer(node=number, private_ip=self._hosts[number].address) for number in sorted(self._hosts))
@@ -194,7 +193,7 @@ class Topology:
         return info.to_json()
 
     def launch(self, node: int, image: str | None) -> Launch:
-        """What the host of a node needs to start it. Each start has a key of its own, which no other node learns."""
+        """Return the launch parameters of a node. Each start has a new key, which no other node learns."""
         settings = self._settings
         runner = RunnerSettings(
             processes=settings.worker.processes,
@@ -220,17 +219,17 @@ class Topology:
 
 
 class WorkerSetup:
-    """The messages that set up a pool's workers: included files, secrets, plugins. Made before any node exists.
+    """The messages that set up a pool's workers: included files, secrets, plugins. Created before any node exists.
 
-    Files that are baked into the nodes' image are not sent, unless there is no image, see `include`.
+    Files that are baked into the nodes' image are not sent, unless there is no image (see `include`).
 
     Args:
-        settings: what the pool is asked to be.
-        image: the pool's, with what its plugins make of it.
+        settings: the pool's parameters.
+        image: the pool's image, as transformed by its plugins.
 
     Raises:
-        ConfigError: an included file is missing, or they are too large.
-        PluginError: a plugin's bootstrap is not what it should be, or cannot be pickled.
+        ConfigError: an included file is missing, or the files are too large.
+        PluginError: a plugin's bootstrap is invalid or cannot be pickled.
     """
 
     def __init__(self, settings: PoolConfig, image: Image) -> None:
@@ -248,17 +247,17 @@ class WorkerSetup:
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
             data, buffers = payload.dumps(setup)
             plugins = (data, *buffers)
-            self._send(local_modules(setup))  # hooks may stand in modules of the user's own
+            self._send(local_modules(setup))  # hooks may be in the user's modules
         if plugins or settings.secrets:
             self._setup = Frame(Kind.SETUP, SETUP, encode(dict(settings.secrets)), plugins)
         if not image.bake:
             self.include(image)
 
     def include(self, image: Image) -> None:
-        """Send the files that an image includes: the nodes' image does not have them.
+        """Send the files that an image includes, as the nodes do not have them.
 
         Raises:
-            ConfigError: one is missing, or they are too large.
+            ConfigError: a file is missing, or the files are too large.
         """
         self._send(bundle_paths(image.includes, image.excludes))
 
@@ -269,14 +268,14 @@ class WorkerSetup:
             self._code = Frame(Kind.CODE, 0, *payload.dumps((sent.files, sent.programs)))
 
     def enter(self, workers: Sequence[tuple[NodeClient, WorkerClient]], clock: Timers) -> None:
-        """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.
+        """Send these workers the files, then enter the plugins on all together: collective ones wait for each other.
 
-        Hooks can `gather` if these are all ranks of the pool; in a worker that is set up alone that fails at once.
+        Hooks can `gather` if these are all ranks of the pool; in a worker that is set up alone, `gather` fails.
 
         Raises:
-            PluginError: some were not done in time; the message names their ranks.
-            The error of the first rank that failed: what its hook raised, or a WorkerLostError. One that only tells of
-                another rank's end gives way to that, if it is known soon.
+            PluginError: some did not finish in time; the message names their ranks.
+            The error of the first rank that failed: its hook's exception, or a WorkerLostError. If it is only a
+                consequence of another rank's end, that rank's error is raised instead, if it arrives soon.
         """
         deadline = time.monotonic() + self._limit_s
         gather = None
@@ -290,7 +289,7 @@ class WorkerSetup:
             for frame in (self._code, self._setup):
                 if frame is not None:
                     worker.post_frame(frame)
-            worker.flush()  # if it is gone, its reader learns why and says so in its place
+            worker.flush()  # if the worker is lost, its reader sets the error of its set-up
         if self._setup is not None:
             self._wait({worker.rank: (node, worker) for node, worker in workers}, ended, gather, deadline)
 
@@ -301,7 +300,7 @@ class WorkerSetup:
         gather: GatherCoordinator | None,
         deadline: float,
     ) -> None:
-        noticed: list[BaseException] = []  # errors that follow from another one, which may still be on its way
+        noticed: list[BaseException] = []  # consequences of another error, which may still arrive
         while left:
             try:
                 rank, outcome = ended.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -331,7 +330,7 @@ class WorkerSetup:
 
 
 def _accounts(late: dict[int, tuple[NodeClient, WorkerClient]]) -> dict[int, str]:
-    """Where each of these ranks is, as far as their agents find out."""
+    """Return descriptions of these ranks' stacks, as far as their agents answer."""
     deadline = time.monotonic() + _DUMP_S
     accounts = {}
     for rank, dump in {rank: node.dump(worker) for rank, (node, worker) in late.items()}.items():
@@ -345,7 +344,7 @@ def _accounts(late: dict[int, tuple[NodeClient, WorkerClient]]) -> dict[int, str
 
 
 def _tell(rank: int, ended: SimpleQueue[_Ended], gather: GatherCoordinator | None) -> Callable[[Future[None]], None]:
-    """A callback for the end of a rank's set-up: it tells the pool, then the ranks that wait for this one."""
+    """Return a callback for the end of a rank's set-up, which informs the pool, then ranks waiting in a gather."""
 
     def tell(outcome: Future[None]) -> None:
         ended.put((rank, outcome))

@@ -1,7 +1,7 @@
-"""The client's end of one worker process: its connection, the calls it holds, how long they take; its end; its output.
+"""Client side of one worker process: its connection, calls, their duration, its end and its output.
 
-What workers print goes to the program's own output and to the pool's record; records of their loggers go to the
-handlers of the logger "skyward.output", in order, off the threads that read.
+Output of workers goes to the program's own output and to the pool's record. Records of their loggers go to the handlers
+of the logger "skyward.output", in order, in other threads than those that read.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 MAX_PREFETCH = 64  # calls a worker holds beyond the running ones, when they are short
 _TAIL_LINES = 20
-_TAIL_CHARS = 64 * 1024  # of one message, which may be long: the last lines are kept for errors
+_TAIL_CHARS = 64 * 1024  # limit per message, since only the last lines are kept for errors
 LOGGER = "skyward.output"
-_MOST = 10_000  # records that wait for slow handlers; what comes beyond is left out, and counted
+_MOST = 10_000  # records that wait for slow handlers; further ones are dropped and counted
 
 
 class Fate(Enum):
-    """How far a call had come on a worker that is lost."""
+    """State of a call on a worker that was lost."""
 
     WAITED = "had not begun"
     RAN = "was running"
@@ -53,7 +53,7 @@ _IN_DOUBT = (
     " Whether {name}() has run is not known, and it is not called again, since its function does not say that it may "
     "run twice (@sky.compute(retries=1))."
 )
-LostError = Callable[[Task, Fate], SkywardError]  # makes the error of a call that is lost with its worker
+LostError = Callable[[Task, Fate], SkywardError]  # creates the error of a call that is lost with its worker
 
 
 class WorkerClient:
@@ -62,15 +62,15 @@ class WorkerClient:
     Attributes:
         rank: index of the worker over all nodes.
         outstanding: calls sent and not yet answered, oldest first; the first `slots` of them run.
-        run_s: how long its calls take, a moving average; None before the first result.
-        rtt_s: time of a round trip to its node.
-        ordered_to_end: why the pool itself has ended it, "" while it has not.
-        stale: whether it ends by itself because a call needs a fresh process; nothing that it holds has begun.
-        all_received: whether all that it has ever sent was received: its connection ended by itself, not by this side.
-        hung_up: whether its connection has ended; why, and with it `alive`, may be known a little later.
-        draining: whether its node is about to be taken away, so that it gets no new calls.
-        is_one_of_several_ranks: whether its node has more of them, so that the node alone does not say which it is.
-        gather: of the ranks that it is set up with; None while it is set up alone.
+        run_s: moving average of its calls' durations in seconds; None before the first result.
+        rtt_s: round-trip time to its node in seconds.
+        ordered_to_end: why the pool has ended it; "" if it has not.
+        stale: whether it exits because a call needs a fresh process; none of its calls has begun.
+        all_received: whether everything it sent was received, because the connection was not ended by this side.
+        hung_up: whether its connection has ended; the reason, and `alive`, may follow a little later.
+        draining: whether its node is about to be removed, so that it receives no new calls.
+        is_one_of_several_ranks: whether its node has several ranks, so that messages must name the rank.
+        gather: coordinator of the ranks that it is set up with; None if it is set up alone.
         shared: the shared values that its node holds.
     """
 
@@ -91,7 +91,7 @@ class WorkerClient:
         self.shared = SharedValueIndex()
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._functions: dict[int, Function] = {}  # sent, by number
-        self._files: dict[str, bytes] = {}  # of local modules, as the worker has them
+        self._files: dict[str, bytes] = {}  # contents of local modules on the worker, by path
 
     def __str__(self) -> str:
         if self.is_one_of_several_ranks:
@@ -100,7 +100,7 @@ class WorkerClient:
 
     @property
     def window(self) -> int:
-        """How many calls it may hold: its slots, and as many more as it can finish during a round trip."""
+        """Number of calls it may hold: its slots, plus those it can finish during a round trip."""
         if self.buffer:
             return self.slots + self.buffer
         if self.run_s is None:
@@ -109,12 +109,12 @@ class WorkerClient:
         return self.slots + (min(MAX_PREFETCH, math.ceil(ahead)) if ahead > 0.01 else 0)
 
     def observe(self, run_s: float) -> None:
-        """Learn from a result; the average follows slow calls at once and fast ones slowly."""
+        """Update the average by a result: immediately for slower calls, gradually for faster ones."""
         known = self.run_s
         self.run_s = run_s if known is None or run_s > known else known + 0.2 * (run_s - known)
 
     def post(self, task: Task) -> None:
-        """Queue a call, after what the worker needs for it; under the dispatcher's lock. `flush` is to follow."""
+        """Queue a call, after its function and shared values; called under the dispatcher's lock, before `flush`."""
         function = task.function
         if self._functions.get(function.number) is not function:
             self._post_function(function)
@@ -123,28 +123,28 @@ class WorkerClient:
         self.connection.enqueue(task.call_frame())
 
     def post_frame(self, frame: Frame) -> None:
-        """Queue a message that keeps its place among the calls; under the dispatcher's lock."""
+        """Queue a message in order with the calls; called under the dispatcher's lock."""
         self.connection.enqueue(frame)
 
     def post_order(self, kind: Kind, call: int) -> None:
-        """Queue a message about a call that has been sent; it overtakes calls that are still queued."""
+        """Queue a message about a call that has been sent, ahead of queued calls."""
         self.connection.enqueue(Frame(kind, call), urgent=True)
 
     def credit(self, call: int, items: int) -> None:
-        """Allow a stream to send so many further items."""
+        """Allow a stream to send this many more items."""
         with uninterrupted:
             self.connection.enqueue(Frame(Kind.CREDIT, call, encode({"items": items})), urgent=True)
             self.flush()
 
     def take_back(self, call: int) -> bool:
-        """Whether a call that was posted has not been sent yet and now never will be."""
+        """Withdraw a queued call; return False if it has been sent already."""
         return self.connection.withdraw(Kind.CALL, call)
 
     def _post_function(self, function: Function) -> None:
         files = [(path, data) for path, data in function.files() if self._files.get(path) != data]
         if files:
             if not self._files.keys().isdisjoint(path for path, _ in files):
-                self._functions.clear()  # one is replaced: the worker imports them all anew, and loads functions again
+                self._functions.clear()  # the worker reimports all modules and reloads functions
             self._files.update(files)
             self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), frozenset()))))
         if function.number not in self._functions:
@@ -153,25 +153,25 @@ class WorkerClient:
         self._functions[function.number] = function
 
     def flush(self) -> None:
-        """Write what is queued, without blocking; nothing happens if the worker is gone."""
+        """Write queued messages without blocking; do nothing if the worker is lost."""
         try:  # not `suppress`, which costs 1 % of a short call
             self.connection.flush()
         except WireError:
-            pass  # its reader notices the same, learns the reason from the node and settles its calls
+            pass  # its reader fails too, asks the node for the reason and settles its calls
 
     def end(self, why: str) -> None:
-        """End the process; its agent starts it again. `why` completes "the pool ended it, because"."""
+        """End the process, which its agent restarts. `why` completes "the pool ended it, because"."""
         self.ordered_to_end = self.ordered_to_end or why
         with suppress(WireError):  # the agent's reader notices the same
             self._agent.post(Frame(Kind.KILL, 0, encode({"worker": self.index, "generation": self.generation})))
 
     def fates(self, *, is_known: bool) -> list[tuple[Task, Fate]]:
-        """What became of the calls that it had been given and not answered, now that it is gone.
+        """Return the unanswered calls of a lost worker, with the state of each.
 
         Args:
-            is_known: whether its process is known to have ended, and everything it had sent has arrived. Then the calls
-                it has not answered are the ones it ran, at most as many as it has slots, and after them those it had
-                not begun: it takes them in order. Where the node or the network to it failed, answers may be lost.
+            is_known: whether its process is known to have ended and everything it sent has arrived. Then, since it
+                takes calls in order, the unanswered ones are those it ran, at most as many as it has slots, followed by
+                those it had not begun. If the node or the network failed, answers may have been lost.
         """
         unsent = self.connection.unsent(Kind.CALL)
         found = []
@@ -185,7 +185,7 @@ class WorkerClient:
         return found
 
     def lost_running(self, report: Mapping[str, Any] | None, gone: Exit | None) -> LostError:
-        """Makes the errors of calls that are lost with it; see `lost`."""
+        """Return a function that creates the errors of calls lost with it; see `lost`."""
 
         def lost(task: Task, fate: Fate) -> WorkerLostError:
             name = task.function.name
@@ -195,13 +195,13 @@ class WorkerClient:
         return lost
 
     def lost(self, report: Mapping[str, Any] | None, gone: Exit | None, doing: str, doubt: str = "") -> WorkerLostError:
-        """The error that tells of its end.
+        """Return the error that reports its end.
 
         Args:
-            report: what its agent has said of it; None where the whole node is `gone`.
-            gone: how the node has ended.
-            doing: what is lost with it, with a verb.
-            doubt: what else has to be said.
+            report: its agent's report; None if the whole node is lost.
+            gone: how the node ended.
+            doing: clause that names what was lost with it.
+            doubt: further sentence of the message.
         """
         facts: Mapping[str, Any] = report or {}
         if report is None:
@@ -210,7 +210,7 @@ class WorkerClient:
             subject = f"Node {self.node} was lost"
             how = gone.text or _ended(facts)
         else:
-            rank = "" if self.is_one_of_several_ranks else f" (rank {self.rank})"  # the former name it themselves
+            rank = "" if self.is_one_of_several_ranks else f" (rank {self.rank})"  # those name it themselves
             subject = f"The worker process on {self}{rank} ended"
             how = f"the pool ended it, because {self.ordered_to_end}" if self.ordered_to_end else _ended(facts)
         heard = tuple(self.tail)
@@ -230,7 +230,7 @@ class WorkerClient:
 
 
 def _ended(facts: Mapping[str, Any]) -> str:
-    """How a process ended, for an error message."""
+    """Describe the end of a process for an error message."""
     if facts.get("oom"):
         return "the kernel killed it (out of memory); give the node more memory (memory_gb=), or the call less data"
     code, signal = facts.get("code"), facts.get("signal")
@@ -243,16 +243,16 @@ def _ended(facts: Mapping[str, Any]) -> str:
     return f"it ended with exit status {code}" if code is not None else "the reason is not known"
 
 
-# what workers print --------------------------------------------------------------------------------------------------
+# output of workers ---------------------------------------------------------------------------------------------------
 
 
 class WorkerOutput:
-    """Shows and records what the workers of a node print. The readers of the node's connections use it.
+    """Shows and records the output of a node's workers. Used by the readers of the node's connections.
 
     Args:
         node: its index.
-        shape: how many workers it has, and whether they are ranks.
-        pool: what the node shares with its pool.
+        shape: number of its workers, and whether they are ranks.
+        pool: the pool's objects for its nodes.
     """
 
     def __init__(self, node: int, shape: Worker, pool: PoolLink) -> None:
@@ -262,7 +262,7 @@ class WorkerOutput:
         self._unfinished: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     def show(self, worker: WorkerClient, frame: Frame) -> None:
-        """Show the OUTPUT of a worker."""
+        """Show a worker's OUTPUT message."""
         call = None if frame.id == NO_CALL else frame.id
         if call is not None and len(frame.head) == 1:
             self._pool.printer.end(self._place(worker.index)[0], error=frame.head[0] == STDERR, call=call)
@@ -270,7 +270,7 @@ class WorkerOutput:
         self._print(worker, worker.index, _text(frame), call=call, error=frame.head[0] == STDERR)
 
     def log(self, worker: WorkerClient, frame: Frame) -> None:
-        """Take a LOG of a worker: for handlers that ask for records, else for the program's output."""
+        """Handle a worker's LOG message: pass it to the logger's handlers, if any, otherwise print it."""
         fields, call = decode(frame.head), None if frame.id == NO_CALL else frame.id
         shown = not takes_records()
         self._print(worker, worker.index, f"{fields['line']}\n", call=call, error=True, shown=shown)
@@ -279,9 +279,9 @@ class WorkerOutput:
             self._records.put(fields, node=self._node, rank=self._place(worker.index)[1], call=call)
 
     def take(self, worker: WorkerClient | None, frame: Frame) -> None:
-        """Show what a worker wrote below Python, maybe before its connection was made.
+        """Show native output of a worker, possibly from before its connection was opened.
 
-        The beginning of a line that it had printed when it ended waits until all is shown that it had sent.
+        An unfinished line of an ended worker is stored until all its other output has been shown.
         """
         if frame.kind == Kind.WORKER_OUTPUT:
             self._print(worker, frame.id, _text(frame), call=None, error=frame.head[0] == STDERR)
@@ -291,13 +291,13 @@ class WorkerOutput:
             self._unfinished.setdefault((part["worker"], part["generation"]), []).append(part)
 
     def keep_unfinished(self, worker: WorkerClient, parts: Iterable[Unfinished]) -> None:
-        """The same, of a node that has ended as a whole."""
+        """Store unfinished lines of a worker whose whole node has ended."""
         with self._lock:
             known = self._unfinished.setdefault((worker.index, worker.generation), [])
             known += [part._asdict() for part in parts]
 
     def show_unfinished(self, worker: WorkerClient | None, number: int, generation: int) -> None:
-        """Show the lines that a worker had begun, now that nothing else comes of it."""
+        """Show the unfinished lines of a worker, after all its other output."""
         with self._lock:
             parts = self._unfinished.pop((number, generation), ())
         for part in parts:
@@ -324,13 +324,13 @@ class WorkerOutput:
         self._pool.record.output(text, node=self._node, rank=rank, call=call, error=error)
 
     def _place(self, number: int) -> tuple[str, int]:
-        """What lines of a worker are labelled with, and its rank."""
+        """Return the label of a worker's lines, and its rank."""
         rank = self._node * self._shape.ranks + number if self._shape.ranks > 1 else self._node
         return place_of(self._shape, rank), rank
 
 
 def place_of(shape: Worker, rank: int) -> str:
-    """What lines of a rank are labelled with; where nodes have one each, the node's number is enough."""
+    """Return the label of a rank's lines: the node's index, if each node has one rank."""
     return f"rank {rank}" if shape.ranks > 1 else str(rank)
 
 
@@ -339,17 +339,17 @@ def _text(frame: Frame) -> str:
 
 
 def log_level() -> int:
-    """From which level on functions log: that of the logger "skyward.output", which is the root's unless it is set."""
+    """Return the level at which functions log: that of the logger "skyward.output", by default the root's."""
     return logging.getLogger(LOGGER).getEffectiveLevel()
 
 
 def takes_records() -> bool:
-    """Whether somebody has attached a handler to the logger, and so takes records in the place of printed lines."""
+    """Return whether the logger has a handler, which then receives records in place of printed lines."""
     return bool(logging.getLogger(LOGGER).handlers)
 
 
 class LogRecords:
-    """Hands the records of one node to handlers, in their order, in one of the pool's threads for callbacks."""
+    """Passes the log records of one node to handlers, in order, in a callback thread of the pool."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self._callbacks = callbacks
@@ -359,7 +359,7 @@ class LogRecords:
         self._delivering = False
 
     def put(self, fields: Mapping[str, Any], **place: int | None) -> None:
-        """Take the fields of a record (see `runner.process`), with `node`, `rank` and `call` as its attributes."""
+        """Queue a record from its fields (see `runner.process`), adding `node`, `rank` and `call` as attributes."""
         record = _record(fields, place)
         with self._lock:
             if len(self._waiting) >= _MOST:
@@ -385,7 +385,7 @@ class LogRecords:
             if logger.isEnabledFor(record.levelno):
                 try:
                     logger.handle(record)
-                except Exception:  # a handler that raises loses its record, and no other
+                except Exception:  # an error of a handler loses only this record
                     logging.getLogger(__name__).exception("A handler of the logger %s failed.", LOGGER)
 
 
