@@ -1,11 +1,11 @@
 """Run Python functions on machines that exist only while they are needed.
 
-The public names, imported on first use: `import skyward` by itself loads nothing else.
+Public names are imported on first use: `import skyward` alone loads nothing else.
 """
 
 import sys
 
-# public name -> the module that defines it; the module itself where it bears the name
+# public name -> the module that defines it, or the module itself if it has that name
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "Accelerator": "skyward.model.spec",
@@ -55,7 +55,7 @@ __all__ = [  # noqa: PLE0604 - the names of the table above; a test compares the
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
-        module = sys.modules[__name__]  # from which Python suggests a name that comes close
+        module = sys.modules[__name__]  # Python suggests similar names from it
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=module)
     try:
         __import__(home)
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
 
 
 def _hiding() -> str:
-    """What is said of a file beside the program that hides a module of Python's; "" if there is none."""
+    """Return a message about a file beside the program that shadows a needed module; "" if there is none."""
     place = sys.path[0] if sys.path else ""
     for module in ("cloudpickle", *sorted(sys.stdlib_module_names)):
         file = getattr(sys.modules.get(module), "__file__", None) or ""

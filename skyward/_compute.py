@@ -1,9 +1,9 @@
-"""The expression language: `@compute` makes calls lazy, operators send them to a pool.
+"""The expression language: `@compute` makes calls lazy; operators send them to a pool.
 
     p >> target    run once, on one node          p @ target    run once on every node
     p > target     run in the background          (p & q) >> target, gather(p, q) >> target    run all at once
 
-Standard library only: the modules of user code import this inside containers too.
+Standard library only, since modules of user code import this inside containers too.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ F = TypeVar("F")
 
 _METHODS = ("run", "broadcast", "run_async", "run_parallel", "run_stream")
 _HOW_TO_RUN = "Give it to a pool: `{} >> pool`; `.local(...)` of the function runs it in this process."
-_OF_OTHERS = ("apply_async", "delay", "remote", "spawn", "submit")  # names that other libraries give to calls
-_SHAPES = 64  # remembered argument shapes of a function; one with *args or **kwargs has no end of them
+_OF_OTHERS = ("apply_async", "delay", "remote", "spawn", "submit")  # methods of other libraries that send calls
+_SHAPES = 64  # cached argument shapes of a function; with *args or **kwargs there is no limit to them
 
 Destination = Target | ModuleType | ActivePool
 
@@ -64,14 +64,14 @@ def _refuse_value(self: Any, *_: object) -> NoReturn:
 
 
 class PendingCompute(Generic[R_co]):
-    """A call that has not been run. One that is dropped without having been sent is a RuntimeWarning.
+    """A call that has not been run. If it is dropped without having been sent, a RuntimeWarning is issued.
 
     Args:
         fn: the undecorated function.
         args: its positional arguments.
         kwargs: its keyword arguments.
         timeout: seconds the call may run, counted from its start on the node; None for no limit.
-        retries: how often to run it again when its worker is lost; an exception of its own is never retried.
+        retries: number of times to run it again if its worker is lost; exceptions of the function are not retried.
     """
 
     __slots__ = ("_fn", "_used", "args", "kwargs", "retries", "timeout")
@@ -94,22 +94,22 @@ class PendingCompute(Generic[R_co]):
     @property
     def fn(self) -> Callable[..., R_co]:
         """The undecorated function."""
-        self._used = True  # whoever asks for it runs the call, or shows it
+        self._used = True  # the caller runs the call, or shows it
         return self._fn
 
     def __del__(self) -> None:
-        # a call whose construction failed has no such attribute
+        # the attribute is missing if __init__ failed
         if not getattr(self, "_used", True) and not sys.is_finalizing():
             name = _name(self._fn)
             text = f"A call of {name}() was dropped and never run. {_HOW_TO_RUN.format(name + '(...)')}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """The same call with another limit on its run, in seconds; None for no limit."""
+        """Return the same call with another time limit in seconds; None for no limit."""
         return type(self)(self.fn, self.args, self.kwargs, checked_timeout(seconds), self.retries)
 
     def __rshift__(self, target: Destination) -> R_co:
-        """Run once, on one node; what the function returns or raises (an iterator for a generator function)."""
+        """Run once, on one node, and return or raise what the function does (an iterator for a generator function)."""
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         self._used = True
         result = _sent(_resolve(target, self, ">>").run, self)
@@ -121,7 +121,7 @@ class PendingCompute(Generic[R_co]):
         return result
 
     def __matmul__(self, target: Destination) -> list[R_co]:
-        """Run once on every node; the index of the list is the node."""
+        """Run once on every node, and return the results as a list indexed by node."""
         __tracebackhide__ = True
         self._used = True
         return _sent(_resolve(target, self, "@").broadcast, self)
@@ -137,16 +137,16 @@ class PendingCompute(Generic[R_co]):
     @overload
     def __and__(self, other: Group[*Ts]) -> Group[R_co, *Ts]: ...
     def __and__(self, other: Any) -> Any:
-        """A group of calls to be run at once: `(p & q) >> pool`."""
+        """Return a group of calls to run concurrently: `(p & q) >> pool`."""
         return Group((self, *_operands(other)))
 
-    if not TYPE_CHECKING:  # type checkers see no such operator and refuse it on their own
+    if not TYPE_CHECKING:  # hidden from type checkers, which therefore reject these operators
 
         def __rand__(self, other: object) -> NoReturn:
             _operands(other)
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):  # Python asks on its own, such as when it copies
+            if name.startswith("_"):  # looked up by Python itself, for example when copying
                 raise AttributeError(name)
             raise AttributeError(
                 f"{self!r} is a call that has not run, so it has no {name!r} of its result. {_HOW_TO_RUN.format(self)}"
@@ -160,7 +160,7 @@ class PendingCompute(Generic[R_co]):
             raise TypeError(f"{self!r} is a call that has not been sent. Write `await ({self!r} > pool)`.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._used = True  # it goes on elsewhere: as an argument, or as what a function on a node returns
+        self._used = True  # it is used elsewhere: as an argument, or as the result of a function on a node
         return type(self), (self._fn, self.args, dict(self.kwargs), self.timeout, self.retries)
 
     def __repr__(self) -> str:
@@ -181,16 +181,16 @@ _refuse_gt = _refuse(">", "To run the calls in the background write `[call > poo
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Group(Generic[*Ts]):
-    """Calls to be run at once; `group >> pool` is the tuple of their results, in the order of the calls."""
+    """Calls to run concurrently; `group >> pool` is the tuple of their results, in the order of the calls."""
 
     calls: tuple[PendingCompute[Any], ...]
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """The same group with another limit on the run of each call, in seconds; None for no limit."""
+        """Return the same group with another time limit for each call in seconds; None for no limit."""
         return replace(self, calls=tuple(call.with_timeout(seconds) for call in self.calls))
 
     def __rshift__(self, target: Destination) -> tuple[*Ts]:
-        """Run all at once, on as many nodes as there are; the first call that fails raises."""
+        """Run all calls concurrently on the pool's nodes and return their results; raise the first error."""
         pool = _resolve(target, self, ">>")
         __tracebackhide__ = True
         results: Any = _sent(pool.run_parallel, self.calls) if self.calls else ()
@@ -201,7 +201,7 @@ class Group(Generic[*Ts]):
     @overload
     def __and__(self, other: Group[*tuple[Any, ...]]) -> Group[*tuple[Any, ...]]: ...
     def __and__(self, other: Any) -> Any:
-        """The group with further calls."""
+        """Return the group with further calls added."""
         return Group((*self.calls, *_operands(other)))
 
     if not TYPE_CHECKING:  # see PendingCompute
@@ -214,22 +214,22 @@ class Group(Generic[*Ts]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Stream(Generic[R_co]):
-    """Calls to be run at once; `stream >> pool` iterates over their results as they arrive.
+    """Calls to run concurrently; `stream >> pool` iterates over their results as they arrive.
 
     Attributes:
         calls: the calls.
-        ordered: whether results come in the order of the calls, or whichever is ready first.
+        ordered: whether results are in the order of the calls, or in order of arrival.
     """
 
     calls: tuple[PendingCompute[R_co], ...]
     ordered: bool = True
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """The same calls with another limit on the run of each, in seconds; None for no limit."""
+        """Return the same calls with another time limit for each in seconds; None for no limit."""
         return replace(self, calls=tuple(call.with_timeout(seconds) for call in self.calls))
 
     def __rshift__(self, target: Destination) -> Iterator[R_co]:
-        """Run all at once; an iterator over the results, which raises where a call failed."""
+        """Run all calls concurrently; return an iterator over the results, which raises in place of a failed call's."""
         pool = _resolve(target, self, ">>")
         return pool.run_stream(self.calls, ordered=self.ordered) if self.calls else iter(())
 
@@ -245,11 +245,11 @@ class ComputeFunction(Generic[P, R]):
 
     Attributes:
         fn: the undecorated function.
-        local: runs it in this process, where it finds itself on the only node of a pool. An asynchronous one is run to
-            its end in an event loop of its own, as on nodes.
+        local: runs it in this process, as if on the only node of a pool. An `async def` function runs to completion in
+            a separate event loop, as on nodes.
         name: its name.
         timeout: seconds each of its calls may run; None for no limit.
-        retries: how often a call is run again when its worker is lost.
+        retries: number of times a call is run again if its worker is lost.
     """
 
     def __init__(self, fn: Callable[P, R], *, timeout: float | None = None, retries: int = 0) -> None:
@@ -262,12 +262,12 @@ class ComputeFunction(Generic[P, R]):
         self._shapes: set[tuple[int | str, ...]] = set()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
-        """The call, not run.
+        """Return the call without running it.
 
         Raises:
-            TypeError: the arguments do not fit the function.
+            TypeError: the arguments do not match the function's signature.
         """
-        # whether arguments fit depends on their number and names alone; binding costs ten times as much as this
+        # whether arguments match depends only on their number and names; binding costs ten times as much as this
         if (len(args), *kwargs) not in self._shapes:
             self._bind(args, kwargs)
         return PendingCompute(self.fn, args, kwargs, self.timeout, self.retries)
@@ -285,7 +285,7 @@ class ComputeFunction(Generic[P, R]):
     def _signature(self) -> inspect.Signature | None:
         try:
             return inspect.signature(self.fn)
-        except ValueError:  # a function written in C that does not say
+        except ValueError:  # a C function without a signature
             return None
 
     @overload
@@ -298,7 +298,7 @@ class ComputeFunction(Generic[P, R]):
         """Bind a method's `self`, which is sent with the arguments."""
         return self if instance is None else MethodType(self, instance)
 
-    if not TYPE_CHECKING:  # type checkers see no such operators and refuse them on their own
+    if not TYPE_CHECKING:  # hidden from type checkers, which therefore reject these operators
 
         def __rshift__(self, _other: object) -> NoReturn:
             raise TypeError(
@@ -315,7 +315,7 @@ class ComputeFunction(Generic[P, R]):
         return f"<compute function {self.name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle by reference where the name leads here, by value in `__main__`."""
+        """Pickle by reference if the qualified name leads to this object, by value in `__main__`."""
         module, path = self.__module__, getattr(self, "__qualname__", "")
         if module not in ("__main__", "__mp_main__") and _attribute(sys.modules.get(module), path) is self:
             return path
@@ -323,7 +323,7 @@ class ComputeFunction(Generic[P, R]):
 
 
 @overload
-def compute(  # what an `async def` function returns is awaited on the node
+def compute(  # the coroutine of an `async def` function is awaited on the node
     fn: Callable[P, Coroutine[Any, Any, R]], /, *, timeout: float | None = None, retries: int = 0
 ) -> ComputeFunction[P, R]: ...
 @overload
@@ -334,19 +334,19 @@ def compute(
 ) -> Callable[[Callable[P, R]], ComputeFunction[P, R]]: ...
 @suggesting("@sky.compute")
 def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int = 0) -> Any:
-    """Make the calls of a function lazy, to be sent to a pool by an operator. The outermost decorator.
+    """Make calls of a function lazy, to be sent to a pool by an operator. Must be the outermost decorator.
 
-    A call of an `async def` function runs to its end in an event loop of its own on the node; with
+    A call of an `async def` function runs to completion in its own event loop on the node; with
     `ComputePool(concurrency=...)` several run at once, each in a thread.
 
     Args:
         fn: the function, when used bare.
         timeout: seconds each call may run, counted from its start on the node; None for no limit.
-        retries: how often to run a call again when its worker is lost; an exception of its own is never retried.
+        retries: number of times to run a call again if its worker is lost; exceptions of the function are not retried.
 
     Raises:
-        ConfigError: a timeout that is not positive, negative retries.
-        TypeError: what is decorated is no function, or an asynchronous generator.
+        ConfigError: the timeout is not positive, or `retries` is negative.
+        TypeError: the decorated object is not a function, or is an asynchronous generator.
 
     Examples:
         >>> @compute
@@ -397,12 +397,12 @@ def gather(*calls: PendingCompute[R], stream: Literal[False] = ..., ordered: boo
 def gather(*calls: PendingCompute[R], stream: Literal[True], ordered: bool = ...) -> Stream[R]: ...
 # fmt: on
 def gather(*calls: Any, stream: bool = False, ordered: bool = True) -> Any:
-    """Group calls that are to run at once; `gather(p, q) >> pool` is the same as `(p & q) >> pool`.
+    """Group calls to run concurrently; `gather(p, q) >> pool` is the same as `(p & q) >> pool`.
 
     Args:
-        calls: the calls; none are fine, too.
-        stream: give an iterator over the results as they arrive instead of a tuple.
-        ordered: while streaming, keep the order of the calls; otherwise whichever is ready comes first.
+        calls: the calls; there may be none.
+        stream: return an iterator over the results as they arrive, instead of a tuple.
+        ordered: if streaming, yield results in the order of the calls; otherwise in order of arrival.
 
     Raises:
         TypeError: an argument is not a call.
@@ -420,11 +420,11 @@ def _sent(send: Callable[[S], R], calls: S) -> R:
     try:
         return send(calls)
     except (Exception, KeyboardInterrupt) as error:
-        raise shortened(error)  # noqa: B904 - it is the error itself, with the cause that it has
+        raise shortened(error)  # noqa: B904 - it is the error itself, with its own cause
 
 
 def _resolve(target: Any, call: object, operator: str) -> Target:
-    """The pool meant by the right-hand side of an operator."""
+    """Return the pool that the right-hand side of an operator stands for."""
     if target is sky or (isinstance(target, ModuleType) and target.__name__ == "skyward"):
         return active_target(
             lambda: f"`{call!r} {operator} sky`",
@@ -437,7 +437,7 @@ def _resolve(target: Any, call: object, operator: str) -> Target:
     return pool
 
 
-_targets: set[type] = set()  # the types of what was a target before
+_targets: set[type] = set()  # types that have been accepted as targets
 
 
 def _check_target(target: object, call: object, operator: str) -> None:

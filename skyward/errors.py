@@ -1,29 +1,29 @@
-"""Every error skyward raises, in one tree.
+"""All errors raised by skyward, as one class hierarchy.
 
 ```
 SkywardError                     what was tried, what was found, what to do
 ├─ ConfigError                   the caller's mistake, found before anything is created (also ValueError)
-│  ├─ UnknownNameError           nothing of that name is registered (also AttributeError)
+│  ├─ UnknownNameError           no extension of that name is known (also AttributeError)
 │  └─ RunNotFoundError           no run of that name is known
 ├─ PluginError                   a plugin cannot be loaded, pickled, or its hook failed
-├─ ImageError                    an image cannot be had
-│  ├─ BuildError                 a build failed: step, who asked for it, last lines
-│  ├─ ImageNotFoundError         no such base image here or in its registry
-│  └─ RegistryError              a registry cannot be asked, refuses, or broke off
-├─ EngineError                   a Docker engine refused or failed
+├─ ImageError                    an image is not available
+│  ├─ BuildError                 a build failed: step, its origin, last lines
+│  ├─ ImageNotFoundError         no such base image on the engine or in its registry
+│  └─ RegistryError              a registry cannot be reached, refuses a request, or answers wrongly
+├─ EngineError                   a Docker engine refused a request or failed
 │  └─ EngineMissingError         no engine answers
-├─ ProviderError                 machines or nodes cannot be had
-│  ├─ HostLostError              a machine does not answer any more
-│  └─ NodeStartError             a node ended or stayed silent before it was ready
+├─ ProviderError                 machines or nodes are not available
+│  ├─ HostLostError              a machine no longer answers
+│  └─ NodeStartError             a node ended or did not answer before it was ready
 ├─ JournalError                  a journal of results cannot be read or written
-├─ CheckpointError               a checkpoint cannot be kept or read
+├─ CheckpointError               a checkpoint cannot be stored or read
 ├─ WireError                     a connection broke or violated the protocol
 │  ├─ AuthenticationError        the other side does not hold the node's key
 │  └─ VersionError               client and node cannot understand each other
-├─ PoolError                     a pool is used wrongly (also RuntimeError)
-│  ├─ NoActivePoolError          `>> sky` where none is open, or several are
-│  └─ PoolClosedError            the pool has ended
-│     └─ BudgetSpentError        its budget is spent, and its machines have been ended
+├─ PoolError                     a pool cannot be used in its present state (also RuntimeError)
+│  ├─ NoActivePoolError          `>> sky` while no pool is open, or several are
+│  └─ PoolClosedError            the pool is closed
+│     └─ BudgetSpentError        its budget is spent, and its machines have been terminated
 └─ TaskError                     a call could not be carried out
    ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
@@ -31,11 +31,11 @@ SkywardError                     what was tried, what was found, what to do
    ├─ TerminalError              breakpoint() or input() where there is no terminal (also EOFError)
    ├─ CollectiveHangError        ranks wait for one that has returned
    ├─ PartitionError             ranks wait because the network between their nodes fails
-   ├─ WorkerLostError            the process, container or machine that ran the call is gone
+   ├─ WorkerLostError            the process, container or machine that ran the call was lost
    └─ RemoteError                a user exception that cannot be rebuilt here: type name, text, traceback
 ```
 
-A user's own exception is re-raised as itself; its `__cause__` is a `RemoteTraceback`.
+Exceptions of user code are re-raised unchanged, with a `RemoteTraceback` as `__cause__`.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ E = TypeVar("E", bound=BaseException)
 
 
 class SkywardError(Exception):
-    """Base of every error raised by skyward itself."""
+    """Base class of all errors raised by skyward."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _copied, (type(self), self.args, dict(vars(self)))  # a constructor may take more than the text
+        return _copied, (type(self), self.args, dict(vars(self)))  # a constructor may take more than the message
 
 
 class ConfigError(SkywardError, ValueError):
-    """A value given by the caller is wrong; nothing has been created yet."""
+    """A value passed by the caller is invalid; nothing has been created yet."""
 
 
 class UnknownNameError(ConfigError, AttributeError):
-    """No plugin of that name is known; the message offers names that come close."""
+    """No plugin or other extension of that name is known; the message suggests similar names."""
 
 
 class RunNotFoundError(ConfigError):
-    """No run of that name is known where it was looked for, or several begin with it."""
+    """No run of that name was found, or several begin with it."""
 
 
 class PluginError(SkywardError):
@@ -76,8 +76,8 @@ class BuildError(ImageError):
     """A build failed.
 
     Attributes:
-        step: the failing instruction, as BuildKit names it, or "" when no step was reached.
-        origin: who asked for that step (a line of the user's, a plugin), or "".
+        step: the failing instruction, as named by BuildKit, or "" if no step was reached.
+        origin: where that step comes from (a line of user code, a plugin), or "".
         log: the last lines of the build's output.
     """
 
@@ -91,10 +91,10 @@ class ImageNotFoundError(ImageError):
 
 
 class RegistryError(ImageError):
-    """An image registry cannot be reached, refuses, or gave an invalid answer; also: its credentials fail.
+    """An image registry cannot be reached, refuses a request or gives an invalid answer, or its credentials fail.
 
     Attributes:
-        reason: what was asked and what came back.
+        reason: the request and its outcome.
         remedy: what to do.
     """
 
@@ -104,7 +104,7 @@ class RegistryError(ImageError):
 
 
 class EngineError(SkywardError):
-    """A Docker engine refused a request or failed while carrying it out."""
+    """A Docker engine refused a request or failed to carry it out."""
 
 
 class EngineMissingError(EngineError):
@@ -112,27 +112,27 @@ class EngineMissingError(EngineError):
 
 
 class ProviderError(SkywardError):
-    """Machines or nodes cannot be had."""
+    """Machines or nodes are not available."""
 
 
 class HostLostError(ProviderError):
-    """A machine does not answer any more; what runs there may go on."""
+    """A machine no longer answers; its processes may still be running."""
 
 
 class NodeStartError(ProviderError):
-    """A node ended, or stayed silent, before it was ready; the message holds its last lines."""
+    """A node ended, or did not answer, before it was ready; the message contains its last lines."""
 
 
 class JournalError(SkywardError):
-    """A journal of results cannot be opened, read or written; what it holds stays as it is."""
+    """A journal of results cannot be opened, read or written; its contents are unchanged."""
 
 
 class CheckpointError(SkywardError):
-    """A checkpoint cannot be opened, kept or read; what was committed before is still there."""
+    """A checkpoint cannot be opened, stored or read; earlier commits are still there."""
 
 
 class WireError(SkywardError):
-    """A connection between client and node broke or carried bytes that are not of the protocol."""
+    """A connection between client and node broke or carried bytes that violate the protocol."""
 
 
 class AuthenticationError(WireError):
@@ -140,11 +140,11 @@ class AuthenticationError(WireError):
 
 
 class VersionError(WireError):
-    """Client and node run versions that cannot understand each other."""
+    """Client and node run incompatible versions."""
 
 
 class PoolError(SkywardError, RuntimeError):
-    """A pool is used in a state that does not allow it."""
+    """A pool cannot be used in its present state."""
 
 
 class NoActivePoolError(PoolError):
@@ -152,11 +152,11 @@ class NoActivePoolError(PoolError):
 
 
 class PoolClosedError(PoolError):
-    """The pool has ended, or is ending."""
+    """The pool is closed, or being closed."""
 
 
 class BudgetSpentError(PoolClosedError):
-    """The pool's budget is spent: its machines have been ended, and its calls with them."""
+    """The pool's budget is spent: its machines have been terminated, and its calls with them."""
 
 
 class TaskError(SkywardError):
@@ -164,7 +164,7 @@ class TaskError(SkywardError):
 
 
 class SerializationError(TaskError):
-    """A function, an argument or a result cannot be pickled, or not be unpickled on the other side."""
+    """A function, an argument or a result cannot be pickled, or cannot be unpickled on the other side."""
 
 
 class TaskTimeoutError(TaskError, TimeoutError):
@@ -176,7 +176,7 @@ class TaskCancelledError(TaskError):
 
 
 class TerminalError(TaskError, EOFError):
-    """A call asked for the terminal of the client's program, by breakpoint() or input(), and there is none."""
+    """A call needs the terminal of the client's program, for breakpoint() or input(), and there is none."""
 
 
 class CollectiveHangError(TaskError):
@@ -192,11 +192,11 @@ class CollectiveHangError(TaskError):
 
 
 class PartitionError(TaskError):
-    """Ranks of a call waited for each other because nodes did not get what others sent, while the client reached all.
+    """Ranks of a call waited for each other since the network between nodes failed, while the client reached all nodes.
 
     Attributes:
-        lost: the directions that failed, as pairs of indexes of nodes: sender and receiver.
-        still_s: seconds for which no rank had moved.
+        lost: the failed directions, as pairs of node indexes: sender and receiver.
+        still_s: seconds for which no rank had made progress.
     """
 
     def __init__(self, message: str, *, lost: tuple[tuple[int, int], ...], still_s: float) -> None:
@@ -205,14 +205,14 @@ class PartitionError(TaskError):
 
 
 class WorkerLostError(TaskError):
-    """The worker that ran a call is gone.
+    """The worker that ran a call was lost.
 
     Attributes:
         node: index of the node in the pool.
         rank: index of the worker over all nodes.
         exit_code: exit status of the process or container, if known.
         signal: number of the signal that ended it, if one did.
-        oom: whether the kernel killed it because memory ran out.
+        oom: whether the kernel killed it because it ran out of memory.
         log: its last output lines.
     """
 
@@ -245,18 +245,18 @@ class RemoteError(TaskError):
         self.type_name, self.traceback = type_name, traceback
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, never an error by itself
-    """The traceback text of the other side; the `__cause__` of a user exception raised here."""
+class RemoteTraceback(Exception):  # noqa: N818 - only the cause of an error, never raised
+    """The traceback text from a node; the `__cause__` of a user exception re-raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
 
 
 def shortened(error: E) -> E:
-    """The error without the frames between the caller and where it was raised, if they say no more than it does itself.
+    """Remove the frames between the caller and the `raise` from an error, if they add nothing to its message.
 
-    That is so for skyward's own errors, for an interrupt, which finds the caller waiting, and for what a function has
-    raised on a node, whose traceback is the cause. All others, such as a mistake in skyward's code, keep their frames.
+    This applies to skyward's own errors, to an interrupt while the caller waits, and to exceptions of functions on
+    nodes, whose traceback is the cause. All others, such as bugs in skyward, keep their frames.
     """
     if isinstance(error, SkywardError | KeyboardInterrupt) or isinstance(error.__cause__, RemoteTraceback):
         return BaseException.with_traceback(error, None)
@@ -264,7 +264,7 @@ def shortened(error: E) -> E:
 
 
 def explained(error: BaseException) -> BaseException:
-    """An error of skyward's for what Python raises when no thread can be started; any other error as it is."""
+    """Return a PoolError in place of Python's error if no thread can be started; return other errors unchanged."""
     if type(error) is not RuntimeError or not str(error).startswith("can't start new thread"):
         return error
     import threading

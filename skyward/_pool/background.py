@@ -17,9 +17,9 @@ DRAIN_S = 2.0  # how long the end of a pool waits for callbacks that have not re
 
 
 class Timers:
-    """Calls functions at given times, one after the other, in one thread; none of them may block.
+    """Calls functions at given times, one after another, in one thread; none of them may block.
 
-    Time limits and grace periods use it; heartbeats have a thread of their own.
+    Used for time limits and grace periods; heartbeats have a separate thread.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Timers:
 class Callbacks:
     """Runs users' callbacks, which may block, fail, and call the pool.
 
-    They run in the order they were submitted, in as many threads as it takes for none to wait for another.
+    They are started in order of submission, in as many threads as needed so that none waits for another.
     """
 
     def __init__(self) -> None:

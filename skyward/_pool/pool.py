@@ -93,10 +93,10 @@ class ComputePool(Facts, CallsOnly):
             `{"/data": "s3://data"}` for read-only ones.
         ttl, timeout: seconds a node lives without this client (two spellings); None for the provider's default.
             It never ends a pool that is in use.
-            provision_timeout: seconds a node may take to become ready once its image is available.
-            default_compute_timeout: time limit in seconds for calls that set none; None for no limit.
-            checkpoints: directory on this machine for what functions commit with `sky.checkpoint`, also read by later
-                programs that use the same directory; None for the directory of this program's run.
+        provision_timeout: seconds a node may take to become ready once its image is available.
+        default_compute_timeout: time limit in seconds for calls that set none; None for no limit.
+        checkpoints: directory on this machine for what functions commit with `sky.checkpoint`, also read by later
+            programs that use the same directory; None for the directory of this program's run.
         display: "auto" shows progress and the nodes' output, "quiet" neither.
         results: "any" accepts whatever nodes return, and unpickling it may run their code here. "data" runs no such
             code: values may be built-in ones, arrays, frames, tensors in main memory, and this program's own

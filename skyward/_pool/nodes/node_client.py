@@ -433,7 +433,7 @@ class NodeClient:
             self._node.remove()
 
     def keep(self, keep_s: float, grace_s: float) -> bool:
-        """Keep the node for the next client, with new workers; return False if it is lost or does not answer in time."""
+        """Keep the node for the next client, with new workers; return False if it is lost or does not answer."""
         self._closing = True
         if self._agent is None or self.gone is not None:
             return False
