@@ -2,8 +2,8 @@
 
 With `--json` standard output has one object per line and nothing else:
 
-- `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" if it did not
-  shut down in order.
+- `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" if it did not shut
+  down in order.
 
 - `{"event": "ended", "pool", "where", "nodes"}`: a pool that was ended at a place, and the number of nodes it had
 there.
@@ -140,7 +140,7 @@ def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
 
 
 def _is_there(found: Found) -> bool:
-    """Return whether anything of a pool is left after its run has ended; True if its place cannot be queried."""
+    """Return whether any part of a pool is left after its run has ended; True if its place cannot be queried."""
     try:
         return any(each["pool"] == found.pool for each in found.place.find())
     except SkywardError:

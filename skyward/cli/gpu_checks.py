@@ -1,7 +1,6 @@
 """The checks of `skyward doctor --gpu`. `python -m skyward.cli.gpu_checks NAME` runs one; its last line is the outcome.
 
-A check returns its figures, raises `NotPossibleError` if the machine lacks what it needs, and fails by any other
-error.
+A check returns its figures, raises `NotPossibleError` if the machine lacks what it needs, and fails by any other error.
 """
 
 from __future__ import annotations

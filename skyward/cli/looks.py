@@ -1,7 +1,7 @@
 """What `skyward build` does with an image besides building it: check, print the Dockerfile, explain changes, eject.
 
-`--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward.
-`--check-base` shows the facts of an image that matter for a base, and how skyward would use it as one.
+`--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward. `--check-base`
+shows the facts of an image that matter for a base, and how skyward would use it as one.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def _build_words(target: BuildTarget) -> list[str]:
 
 
 def build_command(plan: Plan, folder: Path, begin: Sequence[str]) -> str:
-    """Return the command that builds the written files, for bash, whose quoting can express newlines in values of
-    `env`.
+    """Return the command that builds the written files, for bash: its quoting can express newlines in `env`.
 
     Secrets are read from files named after them.
     """

@@ -1,5 +1,4 @@
-"""`skyward ps`: lists runs and the resources of all pools, found by labels, on this machine and the places in the
-options.
+"""`skyward ps`: lists runs and the resources of all pools, found by labels, here and at the places in the options.
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `where`, the place's name:
 

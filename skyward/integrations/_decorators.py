@@ -33,8 +33,7 @@ def torch(fn: Any = None, /, *, backend: TorchBackend = None) -> Any:
     """Create PyTorch's process group of all ranks before the function runs, on one node as well as on many.
 
     The group is created at the first call and reused by later ones; if the pool has the torch plugin, the plugin's
-    group is
-    used.
+    group is used.
 
     Args:
         fn: the function, when used bare.
@@ -51,8 +50,7 @@ def transformers(fn: F, /) -> F: ...
 @overload
 def transformers(fn: None = None, /, *, backend: TorchBackend = None) -> Callable[[F], F]: ...
 def transformers(fn: Any = None, /, *, backend: TorchBackend = None) -> Any:
-    """Create PyTorch's process group of all ranks before the function runs, so that Hugging Face's Trainer uses them
-    all.
+    """Create PyTorch's process group of all ranks before the function runs; Hugging Face's Trainer then uses all.
 
     The same as `@sky.integrations.torch`, with which it can be combined.
 
@@ -77,13 +75,11 @@ def jax(fn: F, /) -> F: ...
 @overload
 def jax(fn: None = None, /) -> Callable[[F], F]: ...
 def jax(fn: Any = None, /) -> Any:
-    """Connect the ranks of the pool as one JAX cluster when this function runs: `jax.devices()` lists those of all
-    ranks.
+    """Connect the ranks of the pool as one JAX cluster when this function runs: `jax.devices()` lists all devices.
 
     `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set, and
     `jax.distributed.initialize()` is called, once per process: at the first call, which must be made with `@`. Arrays
-    that
-    JAX computed in the process before that are lost. With one rank, or if the plugin has done it already, nothing
+    that JAX computed in the process before that are lost. With one rank, or if the plugin has done it already, nothing
     happens.
 
     Raises:
@@ -113,14 +109,11 @@ def keras(backend: Any = None, seed: int | None = None) -> Any:
     """Run the function with this Keras backend, even if its file imports keras at the top.
 
     If the worker has loaded Keras with another backend, a new process replaces it first. If that is impossible (other
-    calls
-    run in it, or it is part of a group), the call fails with an error that names both backends.
+    calls run in it, or it is part of a group), the call fails with an error that names both backends.
 
     Each rank trains a separate model on its part of the data. With `@sky.integrations.jax` on the same function, or the
-    jax
-    plugin, the ranks of a call made with `@` train one model; see `sky.plugins.keras`. With "torch" the ranks form
-    PyTorch's
-    process group, with "tensorflow" `TF_CONFIG` lists them, in calls made with `@`.
+    jax plugin, the ranks of a call made with `@` train one model; see `sky.plugins.keras`. With "torch" the ranks form
+    PyTorch's process group, with "tensorflow" `TF_CONFIG` lists them, in calls made with `@`.
 
     Args:
         backend: "jax" (also for None), "torch" or "tensorflow"; or the function, when used bare.
@@ -167,8 +160,7 @@ def decorated(
         fn: the function to decorate, None in the called form.
         name: the decorator's name, for errors.
         prepare: called on the worker before each call of the function, with the worker's place. It must be picklable,
-            and
-            ensures itself that per-process set-up happens only once (`skyward.runtime.environment`).
+            and ensures itself that per-process set-up happens only once (`skyward.runtime.environment`).
         env: variables that are set in the worker before the function is loaded there.
         collective: whether the ranks of the function form one group.
 

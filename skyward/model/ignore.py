@@ -19,8 +19,7 @@ WANTED = "patterns as a .dockerignore file has them, such as '**/*.csv' or '!dat
 
 
 def normal_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return patterns in canonical order and spelling: only the order between those with and without `!` is
-    significant.
+    """Return patterns in canonical order and spelling: order matters only between those with and without `!`.
 
     Raises:
         ConfigError: a pattern is invalid.

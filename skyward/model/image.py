@@ -146,12 +146,11 @@ class Image:
         base: image to start from: a reference such as "python:3.12-slim" or one with a digest, or the path of a
             Dockerfile. None: the value of SKYWARD_BASE, else the official slim image of the Python version.
         python: minor version such as "3.12"; "auto" is the client's. Functions are sent as bytecode, so it must equal
-            the
-            client's.
+            the client's.
         apt: Debian packages, `name` or `name=version`.
         pip: requirements (PEP 508) such as "torch==2.13.0", and paths of local wheels and projects such as
-            "./dist/lib-1.0-py3-none-any.whl" or "./lib". As in a requirements file, "-r FILE" adds to
-            `requirements`, "-c FILE" to `constraints`, and "-e " may precede a path or a repository.
+            "./dist/lib-1.0-py3-none-any.whl" or "./lib". As in a requirements file, "-r FILE" adds to `requirements`,
+            "-c FILE" to `constraints`, and "-e " may precede a path or a repository.
         requirements: requirements files to install; a `pyproject.toml` stands for its `project.dependencies`, a
             `pylock.toml` for the packages that it locks.
         constraints: constraints files: versions that packages must have if they are installed.
@@ -276,8 +275,7 @@ class Image:
         """Return an image with a Python project: its packages in the locked versions, the project itself last.
 
         The lock is `uv.lock`, of the project or its workspace, else `pylock.toml` (PEP 751). It must be up to date with
-        the
-        project's `pyproject.toml`; nothing is resolved again.
+        the project's `pyproject.toml`; nothing is resolved again.
 
         Args:
             path: directory of the project's `pyproject.toml`.

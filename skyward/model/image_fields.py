@@ -217,7 +217,7 @@ def env(name: str, variables: Any) -> dict[str, str]:
 
 
 def exclude_newer(value: Any) -> str | None:
-    """Return a time in UTC; a date means its end in UTC."""
+    """Return a time in UTC; a date means the end of that day."""
     wanted = "a date such as '2026-05-31' or a time with its zone such as '2026-05-31T12:00:00Z'"
     if value is None:
         return None

@@ -34,13 +34,10 @@ class Rights:
 
     Attributes:
         user: name or number of the user that they run as, optionally with its group ("app", "1000", "1000:100"); None
-            for
-            the image's own, or an unprivileged one if the image sets none.
+            for the image's own, or an unprivileged one if the image sets none.
         privileges: capabilities that they can have, such as ("SYS_PTRACE",): root has them, other users obtain them
-            through
-            programs installed for that purpose (sudo). None by default, and then no program can gain any. "default" for
-            the
-            engine's default set.
+            through programs installed for that purpose (sudo). None by default, and then no program can gain any.
+            "default" for the engine's default set.
 
     Raises:
         ConfigError: a value is wrong.

@@ -38,8 +38,7 @@ class Nodes:
     """The wanted number of nodes of a pool: `desired`, and the bounds for it.
 
     The pool opens as soon as `min` of them are ready, and more join later; it continues while at least `min` are left.
-    None
-    means `desired`. The maximum is 10,000.
+    None means `desired`. The maximum is 10,000.
     """
 
     desired: int
@@ -211,9 +210,7 @@ class Accelerator:
 
     @classmethod
     def of(cls, value: Accelerator | str | None) -> Accelerator | None:
-        """Return the accelerator that a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or
-        None.
-        """
+        """Return the accelerator that a caller means: an object, a name ("A100"), one with a count ("A100:4"), None."""
         if value is None or isinstance(value, Accelerator):
             return value
         if not isinstance(value, str):
@@ -288,8 +285,7 @@ class Volume:
         mount: the directory, as an absolute path; created if missing.
         prefix: common prefix of the objects' names, such as "runs/7"; "" for the whole bucket.
         read_only: whether nodes may only read. A file that is written sequentially, as models are saved, is in the
-            bucket
-            once it is closed; if two nodes write the same file, one overwrites the other's.
+            bucket once it is closed; if two nodes write the same file, one overwrites the other's.
 
     Raises:
         ConfigError: a value is wrong.
@@ -324,8 +320,7 @@ class Volume:
 
 
 def volumes_of(value: object) -> tuple[Volume, ...]:
-    """Return the volumes that a caller means: a `Volume`, a list of them, or a mapping such as `{"/data":
-    "s3://bucket/x"}`.
+    """Return the volumes that a caller means: a `Volume`, a list, or a mapping such as `{"/data": "s3://bucket/x"}`.
 
     Raises:
         ConfigError: it is none of these, or the directories of two volumes are equal or nested.

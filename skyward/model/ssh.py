@@ -19,7 +19,7 @@ _OPTIONS = (
     *("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
     *("-o", "RemoteCommand=none"),  # the configuration may set one for interactive use
 )
-# With known_hosts=: turns off every other source of host keys in ssh_config(5), and whatever would write to that file.
+# With known_hosts=: turn off every other source of host keys in ssh_config(5), and whatever would write to that file.
 # A connection shared by the configuration may have been made with any keys that it trusts.
 _KNOWN_HOSTS_ONLY = (
     *("-o", "GlobalKnownHostsFile=/dev/null", "-o", "KnownHostsCommand=none", "-o", "VerifyHostKeyDNS=no"),
@@ -152,9 +152,7 @@ class SshHost:
         return None
 
     def failure(self, said: str) -> EngineMissingError | None:
-        """Return the error for this output of ssh or the remote docker command; None if it does not concern the
-        connection.
-        """
+        """Return the error for this output of ssh or the remote docker command; None if not about the connection."""
         meaning = self.meaning(said)
         return EngineMissingError(f"The Docker engine on {self.url} cannot be reached: {meaning}") if meaning else None
 

@@ -1,10 +1,9 @@
 """The `dask` plugin: a Dask cluster on the pool's nodes, and its client as `pool.dask`.
 
 The scheduler runs on node 0, where the other nodes can reach it: this machine may be behind a router that blocks
-incoming
-connections. It is a separate process (`python -m skyward.plugins._dask`), since it would compete with functions for the
-interpreter's lock. Each worker process of the pool has a Dask worker. Standard library only at import, as nodes import
-this module.
+incoming connections. It is a separate process (`python -m skyward.plugins._dask`), since it would compete with
+functions for the interpreter's lock. Each worker process of the pool has a Dask worker. Standard library only at
+import, as nodes import this module.
 """
 
 from __future__ import annotations
@@ -62,10 +61,8 @@ def dask() -> Plugin:
     """A Dask cluster on the pool's nodes: `dask.compute` runs there while the pool is open, `pool.dask` is its client.
 
     Each worker process of the pool is a worker of the cluster, with its share of the node's processors as threads. The
-    nodes
-    have the Dask version that is installed here. All connections are encrypted, and require a certificate that only
-    this
-    pool has.
+    nodes have the Dask version that is installed here. All connections are encrypted, and require a certificate that
+    only this pool has.
 
     Raises:
         PluginError: Dask is not installed here.
@@ -376,10 +373,7 @@ def _is_no_heartbeat(record: logging.LogRecord) -> bool:
 
 
 def _scratch() -> str:
-    """Create a directory for data that does not fit in memory: in the working directory, which the node's end removes,
-    if
-    that is writable.
-    """
+    """Create a directory for data beyond memory: in the working directory, removed with the node, if it is writable."""
     here = Path.cwd()
     return tempfile.mkdtemp(prefix="dask-", dir=here if os.access(here, os.W_OK) else None)
 
@@ -441,8 +435,7 @@ def main() -> int:
     """Read the order, and serve; return 1 as exit status if that was not possible.
 
     The order, `host`, `port` and `identity`, is a line of JSON on standard input, so that the key is in no command line
-    and
-    no environment. The answer is "ready", or a sentence that says why the scheduler could not be started.
+    and no environment. The answer is "ready", or a sentence that says why the scheduler could not be started.
     """
     order = json.loads(sys.stdin.readline())
     try:

@@ -23,8 +23,7 @@ def huggingface(token: str | None = None) -> Plugin:
     """Transformers, datasets and tokenizers; with the torch plugin also accelerate, so that the Trainer uses all ranks.
 
     The token is sent to the workers when the pool starts, over the pool's own connections, as the variable HF_TOKEN,
-    which
-    the hub's libraries read first: no login request is made. It is in no image, file, command line or container
+    which the hub's libraries read first: no login request is made. It is in no image, file, command line or container
     setting.
 
     Args:

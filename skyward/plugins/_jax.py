@@ -33,8 +33,7 @@ def jax(cuda: str = "cuda12") -> Plugin:
     """JAX on every node, the devices of all nodes in one mesh.
 
     The image contains `jax`, with the CUDA libraries as wheels if the nodes have NVIDIA GPUs. In a pool of several
-    ranks
-    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set and
+    ranks `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_COUNT` are set and
     `jax.distributed.initialize()` has been called when a function starts: `jax.devices()` lists those of all ranks,
     `jax.local_devices()` those of one. A rank is one device, on CPUs too.
 
@@ -80,7 +79,7 @@ def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]
 
     Args:
         info: this rank's place.
-        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+        timeout_s: how long to wait for the other ranks; None for the remaining time of the pool's set-up.
 
     Raises:
         PluginError: a rank is missing, or cannot reach rank 0.
@@ -148,10 +147,8 @@ def _use_address(address: str | None) -> None:
     """Make collectives on CPUs use this address.
 
     JAX uses the address that the host's name resolves to, which on Debian is 127.0.1.1 and unreachable from other
-    hosts; it
-    fails if the name does not resolve. As there is no setting for that, this repeats JAX's own calls with another
-    address
-    (JAX 0.10).
+    hosts; it fails if the name does not resolve. As there is no setting for that, this repeats JAX's own calls with
+    another address (JAX 0.10).
     """
     try:
         from jax._src import distributed, xla_bridge

@@ -38,8 +38,7 @@ def joblib(version: str | None = None) -> Plugin:
     """While the pool is open, `joblib.Parallel` runs on its nodes in the thread that opened it.
 
     `n_jobs=-1` means all slots of the pool, a smaller number limits the concurrent calls. Nested parallelism inside the
-    calls
-    is sequential. Needs joblib here as well, in the nodes' version.
+    calls is sequential. Needs joblib here as well, in the nodes' version.
 
     Args:
         version: of joblib on the nodes: a version ("1.5.1") or a specifier (">=1.5"); None for any.

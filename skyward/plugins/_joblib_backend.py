@@ -177,8 +177,7 @@ class BatchSize:
 
 class Flow:
     """The batches of one call of a `Parallel`. Results are handed over in a separate thread, one at a time: joblib
-    requests
-    the next batch there, which runs the user's generator of calls.
+    requests the next batch there, which runs the user's generator of calls.
 
     Args:
         parallel, call: the `Parallel`, and the number of its call.

@@ -35,18 +35,14 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
     """Keras 3 with this backend on every node.
 
     The image contains `keras`, and the backend for the pool's accelerator unless an earlier plugin has added it: to set
-    a
-    version or CUDA for the backend, list the backend's plugin before this one. `KERAS_BACKEND` is set before user code
-    is
-    loaded, so that files that import keras at the top use the right one.
+    a version or CUDA for the backend, list the backend's plugin before this one. `KERAS_BACKEND` is set before user
+    code is loaded, so that files that import keras at the top use the right one.
 
     By default each rank trains a separate model on its own part of the data. With `jax()` in the same pool, before or
-    after
-    this plugin, the ranks of a call made with `@` train one model: `keras.distribution.DataParallel` over all their
-    devices
-    is set before each call, with the same seed on all. Pass each rank its part of the data (`sky.shard(...,
-    drop_last=True)`: all parts of one length) and its part of the batch. With "torch" the ranks form PyTorch's process
-    group, with "tensorflow" `TF_CONFIG` describes them; using these is up to the function.
+    after this plugin, the ranks of a call made with `@` train one model: `keras.distribution.DataParallel` over all
+    their devices is set before each call, with the same seed on all. Pass each rank its part of the data
+    (`sky.shard(..., drop_last=True)`: all parts of one length) and its part of the batch. With "torch" the ranks form
+    PyTorch's process group, with "tensorflow" `TF_CONFIG` describes them; using these is up to the function.
 
     Args:
         backend: "jax", "torch" or "tensorflow".
@@ -148,10 +144,8 @@ def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
     """Prepare Keras for a call: backend, devices, seed.
 
     With JAX, the devices of all ranks work on one model (`DataParallel`) if they form a group and all run this call;
-    they
-    then start from the same seed. Otherwise the process works on its own, with all of its devices. This is reset at the
-    end
-    of the call: a model made on one rank with the devices of all would wait for the others for ever.
+    they then start from the same seed. Otherwise the process works on its own, with all of its devices. This is reset
+    at the end of the call: a model made on one rank with the devices of all would wait for the others for ever.
 
     Raises:
         PluginError: Keras has been imported with another backend; or a rank is missing.

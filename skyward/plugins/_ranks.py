@@ -56,8 +56,7 @@ def rendezvous(
         name: the framework's name in errors.
         timeout_s: how long to wait for the other ranks; see `skyward.runtime.ranks.gather`.
         port: on rank 0, the port on which the framework already listens. None reserves a free one and releases it at
-            the
-            end, for the framework to open it.
+            the end, for the framework to open it.
 
     Returns:
         The head's address as the other nodes reach it, and the port.
@@ -86,8 +85,7 @@ def rendezvous(
 
 
 def listen(address: str, preferred: int = 0) -> socket.socket:
-    """Return a listening socket, at an address of this machine only, or at all if the machine does not have the
-    address.
+    """Return a listening socket at this address only, or at all addresses if this machine does not have it.
 
     If the preferred port is taken, the kernel chooses one.
     """

@@ -79,8 +79,7 @@ def ray() -> Plugin:
 
     Tasks and actors that the program creates run on the nodes; functions that the pool runs there can use Ray, too. The
     nodes have the Ray version that is installed here. The whole cluster requires a token that only this pool has. One
-    pool
-    with this plugin can be open in a program.
+    pool with this plugin can be open in a program.
 
     Raises:
         PluginError: Ray, or a package that its client needs, is not installed here.
@@ -230,8 +229,7 @@ def command(info: InstanceInfo, ports: Ports, directory: Path) -> list[str]:
 
 @contextmanager
 def joined(info: InstanceInfo) -> Iterator[None]:
-    """Make this node part of the cluster, so that functions in this process can use Ray (the plugin's `around_app`
-    hook).
+    """Make this node part of the cluster, so that functions can use Ray in this process (the `around_app` hook).
 
     The first worker process of a node starts Ray; the others wait until it has.
 
@@ -378,9 +376,7 @@ class RayNode:
                 asking.sendall(json.dumps(asdict(self._ports)).encode())
 
     def _watch(self) -> None:
-        """Restart Ray when it has ended, or when it belongs to a head that no longer exists (runs in a separate
-        thread).
-        """
+        """Restart Ray when it has ended, or when its head no longer exists (runs in a separate thread)."""
         while not self._stopping.wait(_LOOK_S):
             info = InstanceInfo.current()
             assert info and self._process

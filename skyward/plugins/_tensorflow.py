@@ -33,12 +33,9 @@ def tensorflow() -> Plugin:
     """TensorFlow on every node, and the ranks as one cluster for `tf.distribute.MultiWorkerMirroredStrategy`.
 
     In a pool of several ranks `TF_CONFIG` lists the address of each when a function starts that was called with `@`.
-    The
-    function creates the strategy and trains under it with its own training loop (the `fit` of Keras 3 fails under it).
-    No
-    TensorFlow operation may have run in the process before the first strategy, not even in an earlier call: it would
-    fail
-    with "Collective ops must be configured at program startup". Later ones take part in the same cluster.
+    The function creates the strategy and trains under it with its own training loop (the `fit` of Keras 3 fails under
+    it). No TensorFlow operation may have run in the process before the first strategy, not even in an earlier call: it
+    would fail with "Collective ops must be configured at program startup". Later ones take part in the same cluster.
     """
     return (
         Plugin.create("tensorflow")
@@ -75,7 +72,7 @@ def described(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[No
 
     Args:
         info: this rank's place.
-        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+        timeout_s: how long to wait for the other ranks; None for the remaining time of the pool's set-up.
 
     Raises:
         PluginError: a rank is missing, or cannot reach rank 0.

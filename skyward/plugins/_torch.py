@@ -2,8 +2,7 @@
 
 The plugin and the decorators share the group. Programs for other launchers create and destroy a group themselves. While
 skyward's group exists, `init_process_group` does nothing if it asks for the same group, and `destroy_process_group`
-does
-not destroy it; each warns once. Code that runs on nodes imports torch inside functions only.
+does not destroy it; each warns once. Code that runs on nodes imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def torch(
     """PyTorch, and its distributed process group on pools of several ranks.
 
     The packages come from PyTorch's own index, with CUDA if the pool's accelerator has it, else for CPUs. numpy is
-    added as
-    well. The group is created once per worker, when the pool starts, and exists in every call.
+    added as well. The group is created once per worker, when the pool starts, and exists in every call.
 
     Args:
         backend: of the group; None for nccl if each rank has a GPU for itself, else gloo.
@@ -137,7 +135,7 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
     Args:
         info: this rank's place.
         backend: "nccl" or "gloo"; None for nccl if each rank has a GPU for itself, else gloo.
-        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+        timeout_s: how long to wait for the other ranks; None for the remaining time of the pool's set-up.
 
     Raises:
         PluginError: a rank is missing or unreachable, or the backend cannot be used here.
@@ -273,8 +271,7 @@ def _redirect() -> None:
     """Redirect calls of `init_process_group` and `destroy_process_group` to this module.
 
     A file that has `from torch.distributed import init_process_group` at the top may be loaded before the group is
-    created,
-    and refers to the function itself. Therefore the function object stays and its code is replaced.
+    created, and refers to the function itself. Therefore the function object stays and its code is replaced.
     """
     from torch.distributed import distributed_c10d
 
@@ -342,7 +339,7 @@ def _check_group(backend: str | None, *, rank: int | None = None, world_size: in
     A backend that this machine cannot use (nccl without a GPU) is accepted, so that programs for GPUs run on CPU pools.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: it has others.
     """
     import torch.distributed as dist
 

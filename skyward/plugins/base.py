@@ -40,8 +40,7 @@ class Plugin:
     """An addition to every pool that lists it: a name and up to six hooks.
 
     Created by `Plugin.create(name)` and the `with_...` methods, each of which returns a new value. A plugin with
-    settings is
-    a function that returns a `Plugin`. Hooks may contain secrets: a plugin's repr shows only their names.
+    settings is a function that returns a `Plugin`. Hooks may contain secrets: a plugin's repr shows only their names.
 
     Order, over the pool's list of plugins: all `transform`s, image built, node started, all `bootstrap`s, all
     `around_app`s, all `around_process`es, then calls through the `decorate` chain; contexts are exited in reverse.
@@ -49,23 +48,19 @@ class Plugin:
     Attributes:
         name: its name in messages; unique in a pool.
         transform: `(Image, Cluster) -> Image`, on the client, pure. Receives the image that the previous plugin
-            returned
-            and adds to it: it must not remove packages or indexes. No machine exists yet; `cluster.spec` is the plan.
+            returned and adds to it: it must not remove packages or indexes. No machine exists yet; `cluster.spec` is
+            the plan.
         bootstrap: `(Cluster) -> ops`, on the client; the ops run once on every node when it starts, in order, in one of
-            its
-            workers, even if the image already existed. They are for the node's files and services: set-up of a process
-            (its
-            environment, say) belongs in `around_app`.
+            its workers, even if the image already existed. They are for the node's files and services: set-up of a
+            process (its environment, say) belongs in `around_app`.
         decorate: `(fn) -> fn`, on the worker; wraps every function that is called. The first plugin is outermost.
         around_app: `(InstanceInfo) -> context manager`, entered once per worker process, in its main thread, before its
             first call, and exited when the worker ends.
         around_process: the same, after all `around_app`s, and only if nodes have several worker processes.
         around_client: `(ComputePool, Cluster) -> context manager`, on the client, entered when the pool is ready and
-            exited
-            before it ends.
+            exited before it ends.
         collective: whether the pool's ranks form one group that no rank can leave or enter alone: their hooks wait for
-            each
-            other, and if one is lost all are restarted.
+            each other, and if one is lost all are restarted.
         secrets: variables that workers receive before any hook runs, like those of `ComputePool(secrets=...)`.
         pool_secrets: `() -> mapping`, on the client: the same, created for each pool.
     """
@@ -135,9 +130,7 @@ class Plugin:
         return replace(self, secrets=Secrets(tuple({**dict(self.secrets.entries), **dict(added)}.items())))
 
     def with_pool_secrets(self, make: PoolSecrets) -> Plugin:
-        """Add secret variables that are different for each pool, such as keys by which its nodes authenticate each
-        other.
-        """
+        """Add secret variables that differ for each pool, such as keys by which its nodes authenticate each other."""
         return replace(self, pool_secrets=make)
 
     def _with(self, hook: str, fn: object) -> Plugin:
@@ -179,8 +172,7 @@ def check(plugins: Sequence[Plugin]) -> None:
 
 def _check_port(plugins: Sequence[Plugin]) -> None:
     """Check the use of the one port that a pool claims on node 0: a cluster's server needs it, a group uses another one
-    if
-    it is taken.
+    if it is taken.
     """
     serving: str | None = None
     group: str | None = None

@@ -261,8 +261,7 @@ def driver_container(
     Args:
         record: of the run.
         folder: the run's directory. The user's state directory that contains it is mounted at the same path, because
-            kept
-            pools are recorded there; so are `socket` and `shared`.
+            kept pools are recorded there; so are `socket` and `shared`.
         image: of the driver.
         socket: of the engine that its pools use.
         shared: directories that it shares with the machine.

@@ -37,8 +37,7 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
 
     Raises:
         ConfigError: there is no such variable, nothing is rented that could be kept, or it is not known in advance
-        where
-            the program's pools run.
+            where the program's pools run.
         ProviderError: the driver ended before the program ran.
     """
     if missing := [name for name in variables if name not in os.environ]:

@@ -1,8 +1,7 @@
-"""Operations on a run on any machine that survive lost connections: following its journal, ending it, fetching its
-files.
+"""Operations on a run that survive lost connections to its machine: follow its journal, end it, fetch its files.
 
-Each entry of a journal is yielded once and in order. Files are compared by checksum: files that were fetched before
-are not fetched again.
+Each entry of a journal is yielded once and in order. Files are compared by checksum: files that were fetched before are
+not fetched again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The key pair of a detached run, which the hosts accept while its driver is alive.
 
 Each host has a line for it in the user's authorized_keys, labelled with the run, and a marker file whose age is the
-time since the driver's last sign of life. The driver's session on each host touches the marker, and removes the line
-at the end; if the driver disappears, the session's shell does so a minute later. The next run removes stale lines.
+time since the driver's last sign of life. The driver's session on each host touches the marker, and removes the line at
+the end; if the driver disappears, the session's shell does so a minute later. The next run removes stale lines.
 
 On a rented machine the session also renews the run's lease, without which the machine's guard ends the machine.
 """

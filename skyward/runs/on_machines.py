@@ -107,8 +107,7 @@ def on_manager(program: Detached, uses: Sequence[ProviderUse]) -> RunRecord:
     """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
 
     As `on_first_host`, with uses of sky.Swarm; it also raises ConfigError if the registry requires a login that the
-    driver
-    does not receive.
+    driver does not receive.
     """
     swarm = _swarm(uses)
     registry, manager = swarm.registry, swarm.manager.host

@@ -47,8 +47,7 @@ class RunState:
 
     Attributes:
         phase: "running"; "ended", according to its record; "killed", if nothing of it is left and its end is not
-            recorded;
-            "unknown" if its end is not recorded and it cannot be determined whether it runs.
+            recorded; "unknown" if its end is not recorded and it cannot be determined whether it runs.
         status: its exit status; None if unknown.
         ended: when it ended, in seconds since 1970; None while unknown.
         reason: why it ended, if the program did not end by itself.
@@ -128,12 +127,12 @@ class RunPlace(ABC):
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
         """Ask a run to end, or kill it with the processes of its group. Nothing happens if it has ended.
 
-        The request is recorded beside the run's record.
+        The request is recorded with the run.
         """
 
     @abstractmethod
     def mark_collected(self, record: RunRecord) -> None:
-        """Record beside a run's record that a client has fetched everything; a rented machine then ends."""
+        """Record that a client has fetched everything; a rented machine then ends."""
 
     @abstractmethod
     def close(self) -> None:
