@@ -5,7 +5,7 @@ SkywardError                     what was tried, what was found, what to do
 ├─ ConfigError                   the caller's mistake, found before anything is created (also ValueError)
 │  ├─ UnknownNameError           no extension of that name is known (also AttributeError)
 │  └─ RunNotFoundError           no run of that name is known
-├─ PluginError                   a plugin cannot be loaded, pickled, or its hook failed
+├─ PluginError                   a plugin cannot be loaded or pickled, or its hook failed
 ├─ ImageError                    an image is not available
 │  ├─ BuildError                 a build failed: step, its origin, last lines
 │  ├─ ImageNotFoundError         no such base image on the engine or in its registry
@@ -19,7 +19,7 @@ SkywardError                     what was tried, what was found, what to do
 ├─ CheckpointError               a checkpoint cannot be stored or read
 ├─ WireError                     a connection broke or violated the protocol
 │  ├─ AuthenticationError        the other side does not hold the node's key
-│  └─ VersionError               client and node cannot understand each other
+│  └─ VersionError               client and node run incompatible versions
 ├─ PoolError                     a pool cannot be used in its present state (also RuntimeError)
 │  ├─ NoActivePoolError          `>> sky` while no pool is open, or several are
 │  └─ PoolClosedError            the pool is closed

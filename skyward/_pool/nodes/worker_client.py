@@ -162,7 +162,7 @@ class WorkerClient:
     def end(self, why: str) -> None:
         """End the process, which its agent restarts. `why` completes "the pool ended it, because"."""
         self.ordered_to_end = self.ordered_to_end or why
-        with suppress(WireError):  # the agent's reader notices the same
+        with suppress(WireError):  # the agent's reader fails too
             self._agent.post(Frame(Kind.KILL, 0, encode({"worker": self.index, "generation": self.generation})))
 
     def fates(self, *, is_known: bool) -> list[tuple[Task, Fate]]:
