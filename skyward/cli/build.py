@@ -129,7 +129,7 @@ class BuildTarget:
             declared = replace(declared, image=replace(declared.image, platform=self.platform))
         if not declared.plugins and not declared.has_volumes:
             return declared.image
-        from skyward.plugins.registry import declared_image  # loads longer than all that click needs
+        from skyward.plugins.registry import declared_image  # takes longer to load than all of click
 
         return declared_image(declared, platform=self.platform_for(wanted), python=local_minor())
 

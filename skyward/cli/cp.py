@@ -103,7 +103,7 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
             report.status = program.wait().status
         except CopyError as error:
             if output.has_ended:
-                report.status = program.wait().status  # it knows better why the copy broke off
+                report.status = program.wait().status  # tells more precisely why the copy broke off
             report.error = report.error or str(error)
         finally:
             output.stop()

@@ -313,7 +313,7 @@ def compose_file(
 
 
 def _rights(rights: Rights) -> str:
-    """Return the lines for user and capabilities: none can be had or gained beyond those asked for."""
+    """Return the lines for user and capabilities: no capabilities can be used or gained beyond those requested."""
     from skyward.model.rights import ACCOUNT_ID, DEFAULT
     from skyward.providers.compose_project import USER_VAR
 

@@ -5,8 +5,7 @@ With `--json` standard output has one object per line and nothing else:
 - `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" if it did not shut
   down in order.
 
-- `{"event": "ended", "pool", "where", "nodes"}`: a pool that was ended at a place, and the number of nodes it had
-there.
+- `{"event": "ended", "pool", "where", "nodes"}`: a pool that was ended at a place, and its number of nodes there.
 - `{"event": "absent", "pool"}`: a named pool of which nothing was found.
 - `{"event": "spared", "pool", "where", "user"}`: a pool that `--all` does not end, because it is another user's.
 - `{"event": "error", "pool", "where", "kind", "message"}`: a pool that could not be ended, or a place that could not be

@@ -1,4 +1,4 @@
-"""What `skyward build` does with an image besides building it: check, print the Dockerfile, explain changes, eject.
+"""Modes of `skyward build` other than building: check, print the Dockerfile, explain changes, eject.
 
 `--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward. `--check-base`
 shows the facts of an image that matter for a base, and how skyward would use it as one.

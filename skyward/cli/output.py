@@ -90,8 +90,7 @@ class Result:
             self.waited_for = event.by
         if event.layer is None or event.kind == "output":
             return
-        # what a base built from a Dockerfile lacks is only known once it is built; then a layer may differ from the
-        # plan
+        # what a base built from a Dockerfile lacks is known only after its build; a layer may then differ
         record = self.layers.setdefault(event.layer, LayerRecord())
         if event.kind == "size":
             record.size = event.size

@@ -149,7 +149,7 @@ class NodeTarget:
         return f"node {self.node['node']} of pool {self.node['pool']} ({self.node['name']})"
 
     def enter(self) -> NodeAccess:
-        """Return an access to the node.
+        """Return a way to run programs in the node.
 
         Raises:
             SkywardError: it cannot be entered.
