@@ -359,7 +359,7 @@ class _Member:
 
 
 def quieten() -> None:
-    """Limit Dask's log to errors.
+    """Limit Dask's log to problems.
 
     Lost nodes are reported by the pool; Dask's scheduler would name every result that was there.
     """

@@ -1,8 +1,7 @@
 """Connects this program to the Ray cluster of its pool, also after a lost connection: `ClientBuilder`.
 
 `RAY_ADDRESS` names this module while the pool is open, so that all of Ray's connection attempts come here:
-`ray.init()`,
-and the first use of Ray by an unconnected program, for which Ray would otherwise start a cluster on this machine.
+`ray.init()`, and the first use of Ray by an unconnected program, for which Ray would otherwise start a local cluster.
 """
 
 from __future__ import annotations
