@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skyward._pool.code.functions import Function, Functions
     from skyward._pool.nodes.worker_client import WorkerClient
 
-BUDGET = 512 * 1024 * 1024  # bytes of unused values that are kept here, and on each node
+BUDGET = 512 * 1024 * 1024  # limit in bytes for unused values that are kept here, and on each node
 SHARED_FROM = 64 * 1024  # bytes; smaller values are cheaper inside the call than as a separate message
 READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get writable copies; joblib uses the same limit
 _RECENT_CALLS = 64  # a value that none of this many last calls used may be dropped

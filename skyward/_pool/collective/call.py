@@ -67,7 +67,7 @@ class CollectiveCall(Broadcast):
         self._cut: frozenset[Pair] = frozenset()  # directions in which the network between nodes fails
         self._still_s = 0.0  # how long no rank had made progress at the last check
         self._abort_reason = ""
-        self._begun = False  # whether a rank has begun it, for which others may wait
+        self._begun = False  # whether a rank has begun it, so that others may wait for that rank
         self._over = False
         self._gate = threading.Event()
         self.error: BaseException | None = None
@@ -126,7 +126,7 @@ class CollectiveCall(Broadcast):
             if task.stream is not None:
                 self._fail(rank, task, reason)
 
-    # messages of ranks, in the threads that read from workers--------------------------------------------------
+    # messages of ranks, in the threads that read from workers --------------------------------------------------
 
     def _part_ended(self, task: Task) -> None:
         """Record the outcome of a part: a result, a stream or an error."""
@@ -189,7 +189,7 @@ class CollectiveCall(Broadcast):
             elif task.stream is not None:
                 task.stream.put(self.error)
 
-    # in its own thread-----------------------------------------------------------------------------------------
+    # in its own thread -----------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
         error: BaseException | None = None

@@ -116,7 +116,7 @@ def root_cause(failures: list[Failure]) -> Failure:
 
 
 def patience_s(failures: list[Failure], *, unexplained: bool) -> float:
-    """Return the seconds after the first failure to wait for another; `unexplained` if a rank ended unexplained."""
+    """Return the seconds after the first failure to wait for another; `unexplained` if a rank's end is."""
     best = root_cause(failures).blame
     return max(PATIENCE_S[best], UNEXPLAINED_PATIENCE_S if unexplained and best < Blame.ENDED else 0.0)
 

@@ -210,7 +210,7 @@ class NodeManager:
         return True
 
     def _note_failure(self, slot: NodeSlot, error: Exception) -> bool:
-        """Report a failed attempt; return False if the pool cannot open any more, whose error has all reasons."""
+        """Report a failed attempt; return False if the pool can no longer open (its error has all reasons)."""
         text = " ".join(str(error).split()) or repr(error)
         least = self._settings.nodes.least
         with self._table.changed:

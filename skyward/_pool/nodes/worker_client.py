@@ -144,7 +144,7 @@ class WorkerClient:
         files = [(path, data) for path, data in function.files() if self._files.get(path) != data]
         if files:
             if not self._files.keys().isdisjoint(path for path, _ in files):
-                self._functions.clear()  # the worker reimports all modules and reloads functions
+                self._functions.clear()  # replacing a file makes the worker import all again and reload functions
             self._files.update(files)
             self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), frozenset()))))
         if function.number not in self._functions:
