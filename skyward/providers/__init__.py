@@ -1,6 +1,7 @@
 """Providers of machines: Docker (the default), processes, SSH, clouds, compose files, Swarm, Slurm, Kubernetes.
 
-`sky.providers.NAME` is one of these, or one that an installed package offers as an entry point `skyward.providers`.
+`sky.providers.NAME` is one of these, or a provider that an installed package registers as an entry point
+`skyward.providers`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from skyward.providers.ssh import SSH
     from skyward.providers.swarm.provider import Swarm
 
-# loaded on first use: whoever wants one of them, or the images of an engine, need not wait for the others
+# loaded on first use, since importing all of them takes long
 HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "GCP": "skyward.providers.gcp.provider",
@@ -68,7 +69,7 @@ def __dir__() -> list[str]:
 
 @cache
 def extensions() -> Extensions:
-    """The providers that can be had by name: the built-in ones, and those that installed packages offer."""
+    """Return the providers available by name: the built-in ones, and those registered by installed packages."""
     from skyward.errors import ConfigError
     from skyward.model.extensions import Extensions
 
@@ -79,7 +80,7 @@ def extensions() -> Extensions:
 
 
 def default() -> Provider:
-    """The provider of pools that name none: containers of this machine's Docker engine."""
+    """Return the provider of pools that name none: containers of this machine's Docker engine."""
     from skyward.providers.docker import Docker
 
     return Docker()

@@ -1,7 +1,7 @@
-"""The contract of providers: a `Provider` names where machines come from, an `Allocation` holds those of one pool.
+"""The interface of providers: a `Provider` is a source of machines, an `Allocation` holds the machines of one pool.
 
-A provider is an immutable value. Everything that belongs to one pool (connections, processes, what was launched) is
-in the allocation that `Provider.open` returns, and `find` and `destroy` work from labels alone, in any process.
+A provider is an immutable value. All state of one pool (connections, processes, launched machines) is in the allocation
+that `Provider.open` returns, and `find` and `destroy` work from labels alone, in any process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionNotice:
-    """A host that is going to be taken away, as its provider has learnt: a rented machine whose market wants it back.
+    """Advance notice that a host will be taken away, such as a rented spot machine.
 
     Attributes:
-        host: which one.
-        text: why, in words that complete "Node 1 ...": "will be taken away by AWS at 12:00".
-        left_s: seconds until then; what has not ended by that time is lost.
-        is_replaced: whether its pool gets another one; else the pool ends with it, as `Allocation.replace` then says.
+        host: the host.
+        text: the reason, completing a sentence "Node 1 ...": "will be taken away by AWS at 12:00".
+        left_s: seconds until then; calls that have not ended by that time are lost.
+        is_replaced: whether its pool gets another host; else the pool ends with it, and `Allocation.replace` raises.
     """
 
     host: Host
@@ -44,14 +44,14 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a provider can do, declared.
+    """Declaration of what a provider can do.
 
     Attributes:
-        mounts: whether its nodes may mount file systems, which volumes need.
-        rents: whether its machines are paid for by the hour; only then do `machine=`, `allocation=`,
-            `max_hourly_cost=` and `budget=` mean anything.
-        keeps: whether a pool with a name can be kept after its block, for the next client to take over.
-        default_lease_s: seconds that a node lives without its client, unless the pool says otherwise.
+        mounts: whether its nodes may mount file systems, as required for volumes.
+        rents: whether its machines are paid for by the hour; `machine=`, `allocation=`, `max_hourly_cost=` and
+            `budget=` apply only then.
+        keeps: whether a named pool can be kept after its block, for the next client to take over.
+        default_lease_s: seconds that a node lives without its client, unless the pool sets another value.
     """
 
     mounts: bool = False
@@ -65,9 +65,9 @@ class Offer:
     """One way to get all machines of a pool.
 
     Attributes:
-        text: in words: "2 x g5.xlarge (spot) in us-east-1a".
-        hourly_cost: of all machines together, in USD per hour; None where it is not known.
-        machine, market, zone: of what is rented, in the provider's words: "g5.xlarge", "spot", "us-east-1a".
+        text: description: "2 x g5.xlarge (spot) in us-east-1a".
+        hourly_cost: cost of all machines together, in USD per hour; None if unknown.
+        machine, market, zone: for rented machines, in the provider's terms: "g5.xlarge", "spot", "us-east-1a".
     """
 
     text: str
@@ -83,26 +83,26 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """What a pool asks of its provider.
+    """The request of a pool to its provider.
 
     Attributes:
-        pool_id: the pool's identifier, which labels everything that is made for it.
-        nodes: how many.
-        at_least: with how many the pool can begin; None for all of them.
+        pool_id: the pool's identifier, which labels everything that is created for it.
+        nodes: number of nodes.
+        at_least: number of nodes with which the pool can start; None for all of them.
         accelerator: GPUs of each node.
-        image: what the nodes run, with the plugins' additions.
-        cpus, memory_gb: limits of a node, and what a rented machine has at least; the memory in GiB.
+        image: image of the nodes, with the plugins' additions.
+        cpus, memory_gb: limits of a node, and minimum of a rented machine; the memory in GiB.
         platform: OCI platform of the nodes' image.
         lease_s: how long a node lives without a client.
-        name: that of a pool which may be kept.
-        kept: what `Allocation.about` has said of its nodes, where an earlier client has left some.
-        machine: the one type to rent, by the provider's own name.
-        allocation: which of the provider's markets to use, in its words; None for its default.
+        name: name of a pool that may be kept.
+        kept: the results of `Allocation.about` for nodes kept by an earlier client.
+        machine: the machine type to rent, by the provider's name.
+        allocation: which of the provider's markets to use, in its terms; None for its default.
         max_hourly_cost: limit in USD per hour for all machines together.
         budget: USD that all machines together may cost, from the first launch to the end of the pool.
-        report: is told what happens while machines are found, launched and given back, and while images are built.
-        on_preemption: is told of a host that is going to be taken away, in any thread; returns at once.
-        on_budget_spent: is told, in a sentence, that the budget is spent and the machines are about to be ended.
+        report: receives events while machines are found, launched and released, and while images are built.
+        on_preemption: called when a host will be taken away, in any thread; returns at once.
+        on_budget_spent: called with a sentence when the budget is spent and the machines are about to be ended.
     """
 
     pool_id: str
@@ -126,24 +126,24 @@ class PoolRequest:
 
     @property
     def cluster(self) -> Cluster:
-        """The same for the compiler of images: with the version of Python that the nodes run."""
+        """The request for the image compiler, with the nodes' version of Python."""
         python = self.image.python if self.image.python != "auto" else local_minor()
         spec = ClusterSpec(nodes=self.nodes, accelerator=self.accelerator, platform=self.platform, python=python)
         return Cluster(spec=spec)
 
     @property
     def fewest(self) -> int:
-        """The number of nodes without which the pool cannot begin."""
+        """The minimum number of nodes with which the pool can start."""
         return self.nodes if self.at_least is None else self.at_least
 
     @property
     def gpus(self) -> int:
-        """GPUs of each node."""
+        """The number of GPUs of each node."""
         return self.accelerator.count if self.accelerator else 0
 
     @property
     def rental_parameter(self) -> str | None:
-        """A parameter that was given and means nothing where no machine is rented; None if there is none."""
+        """The name of a given parameter that only applies to rented machines; None if there is none."""
         given = {
             "machine": self.machine,
             "allocation": self.allocation,
@@ -154,19 +154,21 @@ class PoolRequest:
 
 
 class Allocation(ABC):
-    """The machines of one pool, and everything else that the pool has at its provider.
+    """The machines of one pool, and all its other resources at the provider.
 
-    The pool holds it from before anything exists, and closes it in any case. `replace` and `prepare` are called by
-    several threads at once, also while `close` runs: after that nothing may be left of what they were making.
+    The pool creates it before any resource exists, and closes it in any case. `replace` and `prepare` are called by
+    several threads at once, even while `close` runs: none of their resources may remain after that.
     """
 
     def __init__(self, request: PoolRequest) -> None:
-        """Note the request. Nothing is connected to and nothing made before `acquire`."""
+        """Store the request. Nothing is connected or created before `acquire`."""
         self.request = request
         self.ended = threading.Event()
 
     def check_open(self) -> None:
-        """Refuse to make anything once the pool is being closed: call it under the lock under which that is noted.
+        """Refuse to create anything once the pool is being closed.
+
+        To be called under the lock that `release` or `let_go` takes before it collects what is to be removed.
 
         Raises:
             PoolClosedError: `close` has been called.
@@ -175,56 +177,56 @@ class Allocation(ABC):
             raise PoolClosedError(f"Pool {self.request.pool_id} has ended; no node of it can be started.")
 
     def close(self) -> None:
-        """Remove everything that the pool has. Called again, it does nothing.
+        """Remove all resources of the pool. Further calls do nothing.
 
         Raises:
-            SkywardError: something could not be removed, and ends by its lease.
+            SkywardError: a resource could not be removed; it ends by its lease.
         """
         if not self.ended.is_set():
             self.ended.set()
             self.release()
 
     def keep(self, keep_s: float, nodes: Collection[int]) -> None:
-        """Leave these nodes to the next client of the pool, which may come for so long; instead of `close`."""
+        """Leave these nodes to the next client of the pool, for at most `keep_s` seconds; instead of `close`."""
         if not self.ended.is_set():
             self.ended.set()
             self.let_go(keep_s, nodes)
 
     @abstractmethod
     def acquire(self) -> Sequence[Host]:
-        """One host per node, in node order; the same host may appear more than once. Checks first, creates after.
+        """Return one host per node, in node order; the same host may appear several times. Checks before it creates.
 
-        It may give fewer than `request.nodes` where some cannot be had now, but not fewer than `request.fewest`, and
-        says of each why, in a line of its own. The pool asks for the others with `replace`.
+        It may return fewer than `request.nodes` if some are unavailable at present, but not fewer than
+        `request.fewest`, and reports the reason for each in a separate line. The pool requests the others with
+        `replace`.
 
         Raises:
-            ProviderError: they cannot be had; another provider may have them.
+            ProviderError: they are unavailable; another provider may have them.
         """
 
     @abstractmethod
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Make the request's image available on these hosts, building it if it is nowhere; its reference there.
+        """Make the request's image available on these hosts, building it if necessary; return its reference there.
 
-        None where nodes run no image. Called after `acquire` with its hosts, and with each host of `replace` alone.
+        None if nodes run no image. Called after `acquire` with its hosts, and for each host from `replace` separately.
         """
 
     @abstractmethod
     def replace(self, lost: Host | None) -> Host:
-        """A host for a node whose own is `lost`, or could not run it; None for a node that never had one.
+        """Return a host for a node whose own is `lost`, or could not run it; `lost` is None if it never had one.
 
-        The lost one is given up, unless it is what is given again because it is well. Blocks until the host can be
-        prepared.
+        The lost host is released, unless it works and is returned again. Blocks until the host can be prepared.
 
         Raises:
-            ProviderError: none can be had now; the pool asks again a few times.
-            PoolClosedError: the pool has ended, or another client has ended it; it asks no more.
+            ProviderError: none is available now; the pool tries again a few times.
+            PoolClosedError: the pool has ended, or another client has ended it; the pool does not try again.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Remove everything of the pool, whatever state it is in; `close` calls it, once."""
+        """Remove all resources of the pool, in any state; called once, by `close`."""
 
-    # what follows is for providers whose capabilities say `keeps`
+    # for providers whose capabilities have `keeps`
 
     def adopt(
         self,
@@ -232,24 +234,24 @@ class Allocation(ABC):
         about: Mapping[str, Any],  # noqa: ARG002
         agent: str,  # noqa: ARG002
     ) -> tuple[Node, Mapping[str, str] | None]:
-        """A node of this pool that an earlier client has started, and the environment that its workers shall have.
+        """Return a node of this pool started by an earlier client, and the environment for its workers.
 
         Args:
-            launch: what it would be started with; its key is that of the node.
-            about: what `about` has said of it.
+            launch: the launch with which it would be started; its key is that of the node.
+            about: the result of `about` for it.
             agent: address of its agent.
 
         Returns:
-            The node, whether or not it still runs, and an environment in whole; None for the one that it has.
+            The node, whether or not it still runs, and a complete environment; None to leave it unchanged.
         """
         raise self._cannot_keep()
 
     def about(self, node: int) -> Mapping[str, Any]:  # noqa: ARG002
-        """What `adopt` needs to find a node again, in values of JSON."""
+        """Return the values, as JSON types, that `adopt` needs to find a node again."""
         raise self._cannot_keep()
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002
-        """Leave these nodes running, and remove everything else; `keep` calls it, once."""
+        """Leave these nodes running, and remove everything else; called once, by `keep`."""
         raise self._cannot_keep()
 
     def _cannot_keep(self) -> ProviderError:
@@ -257,12 +259,12 @@ class Allocation(ABC):
 
 
 class Provider(ABC):
-    """Where machines come from: an immutable value that knows no pool.
+    """A source of machines: an immutable value without the state of any pool.
 
-    Subclasses are frozen dataclasses. Whatever they are told is checked when they are made.
+    Subclasses are frozen dataclasses. Their arguments are checked when they are created.
 
     Attributes:
-        registry: repository that the image goes through to its nodes; None for none. Signatures are kept there.
+        registry: repository through which images reach the nodes; None for none. It also stores signatures.
     """
 
     registry: str | None = None
@@ -275,13 +277,14 @@ class Provider(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Its capabilities."""
 
     def check(self, request: PoolRequest) -> None:
-        """Refuse what it can never give. Called when a pool is made, before anything exists; asks nobody.
+        """Reject requests that can never be fulfilled. Called when a pool is created, before anything exists; purely
+        local.
 
         Raises:
-            ConfigError: the request contradicts what the provider is.
+            ConfigError: the request is incompatible with the provider.
         """
         if not self.capabilities.rents and (asked := request.rental_parameter):
             raise ConfigError(f"{asked}= is for providers of rented machines; sky.{type(self).__name__} rents none.")
@@ -292,8 +295,8 @@ class Provider(ABC):
             )
         check_verifiable(request.image, self.registry)
 
-    def offers(self, request: PoolRequest) -> Sequence[Offer]:  # noqa: ARG002 - the same for all that rent nothing
-        """The ways to get a pool's machines, in the order in which they are tried; at least one.
+    def offers(self, request: PoolRequest) -> Sequence[Offer]:  # noqa: ARG002 - equal for all that rent nothing
+        """Return the ways to get a pool's machines, in the order in which they are tried; at least one.
 
         Raises:
             ProviderError: there is none.
@@ -302,35 +305,35 @@ class Provider(ABC):
 
     @abstractmethod
     def open(self, request: PoolRequest) -> Allocation:
-        """The allocation of a pool, which is empty: only its `acquire` makes anything."""
+        """Return the allocation of a pool. It is empty: only its `acquire` creates resources."""
 
     @abstractmethod
     def find(self) -> Sequence[Resource]:
-        """What of skyward's exists at this provider, by label: pool, node, name, state, user (who started it).
+        """Return skyward's resources at this provider, by label: pool, node, name, state, user (who started it).
 
-        What is rented also has `hourly` and `cost`: USD per hour and so far, None where they are not known.
+        Rented ones also have `hourly` and `cost`: USD per hour and so far, None if unknown.
         """
 
     @abstractmethod
     def destroy(self, pool_id: str) -> None:
-        """Remove everything of a pool that is there, found by its label, whoever made it. Idempotent."""
+        """Remove all resources of a pool, found by its label, whichever client has created them. Idempotent."""
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a node that `find` has listed, for any process of a user who may use the provider.
+        """Return access to a node listed by `find`, for any process of a user who may use the provider.
 
-        It opens no port, and makes nothing that remains.
+        It opens no ports, and leaves nothing behind.
 
         Raises:
-            ProviderError: there is no way from here; says why.
+            ProviderError: the node cannot be entered from here; the message gives the reason.
         """
         raise ProviderError(f"sky.{type(self).__name__} has no way into a node for another process ({node['name']}).")
 
 
 def check_delivery(title: str, build: object, registry: str | None) -> None:
-    """Check how a provider, of this name for users, has images built and brought to its machines.
+    """Check a provider's settings for building and delivering images; `title` is its name for users.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
     if build not in ("local", "remote"):
         raise ConfigError(f"{title}: build must be 'local' or 'remote'; found {build!r}.")

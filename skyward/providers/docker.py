@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skyward.builder.store import EngineImages
 
 
-_LATER_S = 1.0  # after which the engine is asked to watch nodes that were taken over
+_LATER_S = 1.0  # delay before adopted nodes are watched through the engine
 
 
 @suggesting("sky.Docker")
@@ -51,14 +51,14 @@ class Docker(Provider):
     Attributes:
         base_url: the engine's socket, as `unix:///path`; None for the engine that the docker CLI would use
             (`DOCKER_HOST`, the current context, the default socket).
-        user: whom functions run as, by name or number, with a group if wanted ("app", "1000:100"). None for the user
-            that the image names; where it names none, the caller's own, or for root the image's user skyward.
+        user: user that functions run as, by name or number, optionally with a group ("app", "1000:100"). None for the
+            image's user; if it has none, the caller's own, or for root the image's user skyward.
         privileges: capabilities(7) that their programs can have, such as ["SYS_PTRACE"]: root has them, other users get
-            them by programs such as sudo. None by default, and then none can be gained. "default" for what Docker
-            gives by itself.
+            them through programs such as sudo. None by default, and then none can be gained. "default" for Docker's own
+            default.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "docker"
@@ -72,26 +72,26 @@ class Docker(Provider):
 
     @property
     def rights(self) -> Rights:
-        """Whom functions run as, and what they may do."""
+        """The user that functions run as, and their privileges."""
         return Rights.of("sky.Docker", self.user, self.privileges)
 
     @property
     def images(self) -> EngineImages:
-        """The images of the engine, for resolving a base and building on it; connected to with the first question."""
-        from skyward.builder.store import EngineImages  # brings the build room, which Local() never needs
+        """The images of the engine, for resolving a base image and building on it; connects on first use."""
+        from skyward.builder.store import EngineImages  # imports the builder, which Local() never needs
 
         return EngineImages(Images(find_engine(self.base_url)))
 
     def open(self, request: PoolRequest) -> DockerAllocation:
-        """The containers of a pool."""
+        """Return the allocation of the containers of a pool."""
         return DockerAllocation(self, request)
 
     def find(self) -> Sequence[Resource]:
-        """Every container of every pool on the engine."""
+        """Return every container of every pool on the engine."""
         return describe(self.engine().containers(POOL))
 
     def destroy(self, pool_id: str) -> None:
-        """End and remove every container of a pool, whoever started it.
+        """End and remove every container of a pool, whichever client started it.
 
         Raises:
             EngineError: the engine is gone or refuses; containers may be left, which end by their lease.
@@ -99,11 +99,11 @@ class Docker(Provider):
         dismiss_all(self.engine(), pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a container, through the engine."""
+        """Return access to a container through the engine."""
         return ContainerAccess(node, find_engine(self.base_url))
 
     def engine(self) -> Engine:
-        """The engine, connected to.
+        """Return a connection to the engine.
 
         Raises:
             EngineMissingError: no engine answers.
@@ -129,17 +129,17 @@ class DockerAllocation(Allocation):
         self._containers: PoolContainers | None = None
         self._connecting = threading.Lock()
         self._is_kept = False  # whether the containers outlive the pool
-        self._directories: dict[int, Path] = {}  # of each node, the last that it has had
-        self._adopted: dict[int, str] = {}  # the containers of nodes that were taken over
+        self._directories: dict[int, Path] = {}  # the last directory of each node
+        self._adopted: dict[int, str] = {}  # the containers of adopted nodes
 
     def acquire(self) -> Sequence[Host]:
-        """Use this machine once for each node.
+        """Return this machine once for each node.
 
         Raises:
             EngineMissingError: no engine answers.
-            EngineError: it gives containers no GPU, and an accelerator is asked for.
+            EngineError: it cannot give GPUs to containers, and an accelerator is requested.
             ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
-                than asked for, or less memory, or runs no programs of the platform.
+                than requested, or less memory, or cannot run programs of the platform.
         """
         request = self.request
         if request.accelerator is not None:
@@ -150,7 +150,7 @@ class DockerAllocation(Allocation):
         if request.memory_gb is not None:
             check_memory(self._provider.engine(), request.memory_gb)
         self._host = LocalHost(request.pool_id, runtime_base(), self._start, request.name)
-        if request.kept:  # nodes that are there are taken over without the engine, whose SDK takes long to load
+        if request.kept:  # existing nodes are adopted without the engine, as its client takes long to load
             later = threading.Timer(_LATER_S, self._connect_later)
             later.daemon = True
             later.start()
@@ -159,7 +159,7 @@ class DockerAllocation(Allocation):
         return [self._host] * request.nodes
 
     def _connected(self) -> PoolContainers:
-        """The containers of the pool, with the engine asked and watched from the first call on.
+        """Return the containers of the pool; the first call connects to the engine, which is watched from then on.
 
         Raises:
             EngineMissingError: no engine answers.
@@ -176,18 +176,18 @@ class DockerAllocation(Allocation):
             return self._containers
 
     def _connect_later(self) -> None:
-        """Watch the containers of a pool that was taken over, so that the end of one is explained (a thread)."""
-        with suppress(SkywardError):  # whoever needs the engine asks it again, and reports
+        """Start to watch the containers of an adopted pool, so that the end of one is explained (a thread)."""
+        with suppress(SkywardError):  # later uses of the engine connect again, and report errors
             if not self.ended.is_set():
                 containers = self._connected()
                 if self.ended.is_set() and self._is_kept:
                     containers.let_go()
 
-    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - all of them are this one machine
+    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - all of them are this machine
         """Compile the image and build it unless the engine has it.
 
         Raises:
-            ImageError: the base cannot be had, or the build fails.
+            ImageError: the base image is unavailable, or the build fails.
         """
         from skyward.delivery.deliver import ImageTarget, deliver
 
@@ -196,7 +196,7 @@ class DockerAllocation(Allocation):
         return deliver(request.image, request.cluster, target, request.report).tag
 
     def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
-        """Use the same machine again.
+        """Return the same machine again.
 
         Raises:
             PoolClosedError: the pool has ended.
@@ -216,23 +216,23 @@ class DockerAllocation(Allocation):
         return self._connected().start(launch, directory, gpus_of_container(launch))
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
-        """A container that an earlier client has started."""
+        """Return a container started by an earlier client."""
         path = self._directories[launch.node] = Path(about["directory"])
         container = self._adopted[launch.node] = str(about["container"])
         return adopted(self._connected, launch, container, _SharedDirectory(path), agent), None
 
     def about(self, node: int) -> Mapping[str, Any]:
-        """The directory of a node, and its container."""
+        """Return the directory of a node, and its container."""
         container = self._adopted.get(node) or self._connected().ids[node]
         return {"directory": str(self._directories[node]), "container": container}
 
-    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - those end by themselves
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
         """Leave the containers running."""
         self._is_kept = True
         with ExitStack() as last:
             if self._host is not None:
                 last.callback(self._host.let_go)
-            if self._containers is not None:  # else it may just be made, and `_connect_later` lets go of it
+            if self._containers is not None:  # else `_connect_later` may be creating it, and then calls this
                 self._containers.let_go()
 
     def release(self) -> None:
@@ -250,7 +250,7 @@ class DockerAllocation(Allocation):
 
 @dataclass(frozen=True, slots=True)
 class _SharedDirectory:
-    """A node's directory, which the client sees as well."""
+    """A node's directory, which the client can also access."""
 
     path: Path
 
@@ -261,14 +261,14 @@ class _SharedDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def is_lost(self) -> bool:
-        return False  # it is this machine
+        return False  # it is on this machine
 
     def loss_reason(self) -> str:
         return ""
 
 
 def _remove_unstarted(engine: Engine) -> None:
-    """Containers a killed client had created but not started: no lease ends them, because nothing runs in them."""
+    """Remove containers created but not started by a killed client: as nothing runs in them, no lease ends them."""
     for found in engine.containers(POOL, state="created"):
         owner = ProcessId.parse(found["Labels"].get(OWNER_ID, ""))
         if owner and owner.is_gone():

@@ -1,4 +1,4 @@
-"""Several providers for one pool: they are tried in an order, and the first that can give all its hosts does."""
+"""Several providers for one pool, tried in an order; the first that can provide all its hosts is used."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from skyward.nodes.access import NodeAccess
 from skyward.nodes.node import Host
 from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider
 
-# a function gets a provider and its price for the whole pool (USD per hour, None where it is not known), and gives a
-# number: the provider with the lowest is tried first
+# a function of a provider and its price for the whole pool (USD per hour, None if unknown) that returns a number: the
+# provider with the lowest is tried first
 Rank: TypeAlias = "Callable[[Provider, float | None], float]"
 Selection: TypeAlias = 'Literal["cheapest", "first"] | Rank'
-_UNAVAILABLE = (ProviderError, EngineError)  # these say that a provider cannot give hosts now; another one may
+_UNAVAILABLE = (ProviderError, EngineError)  # raised if a provider has no hosts available; another one may have
 
 
 @dataclass(frozen=True)
 class Fallback(Provider):
-    """Providers, and the order in which they are tried: what `ComputePool(provider=[...], selection=...)` means.
+    """Providers, and the order in which they are tried: `ComputePool(provider=[...], selection=...)`.
 
-    A pool has all its hosts of one provider. One that rents nothing costs nothing.
+    All hosts of a pool are from one provider. One that does not rent machines has the price 0.
 
     Attributes:
         providers: at least one.
         selection: "cheapest" (of equals the one listed first), "first" for the order of the list, or a function of a
-            provider and its price in USD per hour that gives its rank, the lowest first.
+            provider and its price in USD per hour that returns its rank, the lowest first.
 
     Raises:
         ConfigError: there is no provider, or no such selection.
@@ -50,12 +50,12 @@ class Fallback(Provider):
 
     @property
     def name(self) -> str:
-        """Names of the providers."""
+        """The names of the providers."""
         return " or ".join(provider.name for provider in self.providers)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What all of them can do; whichever is chosen has the longest of their leases."""
+        """The common capabilities of the providers, with the longest of their leases."""
         each = [provider.capabilities for provider in self.providers]
         return Capabilities(
             mounts=all(one.mounts for one in each),
@@ -64,10 +64,10 @@ class Fallback(Provider):
         )
 
     def check(self, request: PoolRequest) -> None:
-        """Have each provider check what it would be asked.
+        """Let each provider check its request.
 
         Raises:
-            ConfigError: one refuses; or the request is about rented machines, and none of the providers rents any.
+            ConfigError: one rejects it; or the request has terms of rented machines, and no provider rents any.
         """
         if not self.capabilities.rents and (asked := request.rental_parameter):
             raise ConfigError(f"{asked}= is for providers of rented machines; none of those given rents any.")
@@ -77,7 +77,7 @@ class Fallback(Provider):
             provider.check(_request_for(provider, request))
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """What the providers offer, in the order in which they are tried.
+        """Return the offers of the providers, in the order in which they are tried.
 
         Raises:
             ProviderError: none offers anything.
@@ -89,11 +89,11 @@ class Fallback(Provider):
         return [offer for provider in ordered for offer in provider.offers(_request_for(provider, request))]
 
     def open(self, request: PoolRequest) -> Allocation:
-        """An allocation that will be one of the providers'."""
+        """Return an allocation that will use one of the providers."""
         return _FallbackAllocation(self, request)
 
     def ordered(self, request: PoolRequest, reasons: list[str]) -> list[Provider]:
-        """The providers as they are to be tried, without those that have nothing to offer, whose reasons are added."""
+        """Return the providers in the order to be tried; those without offers are left out, their reasons added."""
         if self.selection == "first":
             return list(self.providers)
         ranks: list[tuple[float, Provider]] = []
@@ -110,15 +110,15 @@ class Fallback(Provider):
         return [provider for _, provider in sorted(ranks, key=lambda entry: entry[0])]
 
     def refusal(self, reasons: Sequence[str]) -> str:
-        """The message of a pool that none of the providers can serve."""
+        """Return the error message for a pool that none of the providers can serve."""
         return f"None of the {len(self.providers)} providers can give the pool its hosts.\n" + "\n".join(reasons)
 
     def find(self) -> Sequence[Resource]:
-        """What of skyward's exists at any of the providers."""
+        """Return skyward's resources at all providers."""
         return [found for provider in self.providers for found in provider.find()]
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a node of one of the providers.
+        """Return access to a node of one of the providers.
 
         Raises:
             ProviderError: none of them has it.
@@ -129,10 +129,10 @@ class Fallback(Provider):
         raise ProviderError(f"None of the {len(self.providers)} providers has {node['name']}.")
 
     def destroy(self, pool_id: str) -> None:
-        """Remove everything of a pool at all of the providers.
+        """Remove all resources of a pool at all providers.
 
         Raises:
-            SkywardError: a provider could not; raised after all have been asked.
+            SkywardError: a provider failed; raised after all have been tried.
         """
         failures = list[SkywardError]()
         for provider in self.providers:
@@ -145,7 +145,7 @@ class Fallback(Provider):
 
 
 class _FallbackAllocation(Allocation):
-    """The allocation of the provider that was chosen; no other takes its place while the pool is open."""
+    """The allocation of the chosen provider, which does not change while the pool is open."""
 
     def __init__(self, fallback: Fallback, request: PoolRequest) -> None:
         super().__init__(request)
@@ -153,10 +153,10 @@ class _FallbackAllocation(Allocation):
         self._chosen: Allocation | None = None
 
     def acquire(self) -> Sequence[Host]:
-        """The hosts of the first provider that has them all; what those before it had begun is given back.
+        """Return the hosts of the first provider that has them all; resources of those before it are removed.
 
         Raises:
-            ProviderError: none can give the hosts; says why of each.
+            ProviderError: none has the hosts; the message gives the reason for each.
         """
         reasons: list[str] = []
         for provider in self._fallback.ordered(self.request, reasons):
@@ -170,12 +170,12 @@ class _FallbackAllocation(Allocation):
         raise ProviderError(self._fallback.refusal(reasons))
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """As the chosen provider does."""
+        """Prepare the hosts through the chosen provider."""
         assert self._chosen
         return self._chosen.prepare(hosts)
 
     def replace(self, lost: Host | None) -> Host:
-        """A host of the chosen provider.
+        """Return a host of the chosen provider.
 
         Raises:
             ProviderError: it has none now.
@@ -186,13 +186,13 @@ class _FallbackAllocation(Allocation):
         return self._chosen.replace(lost)
 
     def release(self) -> None:
-        """End what the chosen provider has."""
+        """Close the allocation of the chosen provider."""
         if self._chosen is not None:
             self._chosen.close()
 
 
 def _request_for(provider: Provider, request: PoolRequest) -> PoolRequest:
-    """What a provider is asked: terms of rented machines are for those that rent."""
+    """Return the request for a provider: without terms of rented machines unless it rents."""
     if provider.capabilities.rents:
         return request
     return replace(request, machine=None, allocation=None, max_hourly_cost=None, budget=None)

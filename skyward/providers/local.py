@@ -1,4 +1,4 @@
-"""`sky.Local`: nodes are plain processes of the interpreter that runs the client, without container or image.
+"""`sky.Local`: nodes are plain processes of the client's interpreter, without container or image.
 
 For debugging, fast tests, and machines without Docker. Runner and protocol are the same as in containers.
 """
@@ -23,23 +23,23 @@ from skyward.nodes.run_directory import PoolDirectory, pool_directories, tempora
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.system import threading
 
-_noted = threading.Event()  # that the image is not used, which is said once
+_noted = threading.Event()  # set once the note that the image is not used has been reported
 
 
 @suggesting("sky.Local")
 @dataclass(frozen=True)
 class Local(Provider):
-    """Processes on this machine that run the client's own interpreter and packages; the pool's image is not used."""
+    """Processes on this machine that use the client's interpreter and packages; the pool's image is not used."""
 
     name: ClassVar[str] = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(keeps=True, default_lease_s=60.0)
 
     def open(self, request: PoolRequest) -> LocalAllocation:
-        """The processes of a pool."""
+        """Return the allocation of the processes of a pool."""
         return LocalAllocation(request)
 
     def find(self) -> Sequence[Resource]:
-        """Every node of this user that runs on this machine."""
+        """Return every running node of this user on this machine."""
         user = current_user()  # the directories of other users are not read
         return [
             Resource(
@@ -51,14 +51,14 @@ class Local(Provider):
         ]
 
     def destroy(self, pool_id: str) -> None:
-        """End every process of a pool, whoever started it, and remove its directory."""
+        """End every process of a pool, whichever client started it, and remove its directory."""
         for directory in pool_directories():
             if directory.pool == pool_id:
                 dismiss([process for _, process in directory.processes()])
                 directory.remove()
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a node: a process beside it, with its environment and its working directory.
+        """Return access to a node: commands run as separate processes in its environment and working directory.
 
         Raises:
             ProviderError: it has ended.
@@ -77,13 +77,13 @@ class LocalAllocation(Allocation):
         self._host: LocalHost | None = None
         self._lock = threading.Lock()
         self._processes: list[LocalProcess | AdoptedProcess] = []
-        self._directories: dict[int, Path] = {}  # of each node, the last that it has had
+        self._directories: dict[int, Path] = {}  # the last directory of each node
 
     def acquire(self) -> Sequence[Host]:
-        """Use this machine once for each node.
+        """Return this machine once for each node.
 
         Raises:
-            ProviderError: the machine has fewer GPUs than asked for.
+            ProviderError: the machine has fewer GPUs than requested.
         """
         request = self.request
         if request.accelerator is not None:
@@ -92,10 +92,10 @@ class LocalAllocation(Allocation):
         return [self._host] * request.nodes
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - nothing to prepare on them
-        """Say, once per process, that the image is not used, if it is more than the default one."""
+        """Report, once per process, that the image is not used, if it is not the default one."""
         if not _noted.is_set() and self.request.image != Image():
             _noted.set()
-            from skyward.builder.events import note  # brings the compiler, of which nothing else is needed here
+            from skyward.builder.events import note  # imports the compiler, which is needed for nothing else here
 
             self.request.report(
                 note("sky.Local() runs nodes as processes of this interpreter; the pool's image is not used")
@@ -103,7 +103,7 @@ class LocalAllocation(Allocation):
         return None
 
     def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
-        """Use the same machine again.
+        """Return the same machine again.
 
         Raises:
             PoolClosedError: the pool has ended.
@@ -122,7 +122,7 @@ class LocalAllocation(Allocation):
         return RunnerNode(launch, process, directory=directory)
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, Mapping[str, str]]:
-        """A process that an earlier client has started; its workers get this client's environment."""
+        """Return a process started by an earlier client; its workers get this client's environment."""
         directory = Path(about["directory"])
         with self._lock:
             self.check_open()
@@ -132,10 +132,10 @@ class LocalAllocation(Allocation):
         return RunnerNode(launch, process, agent, directory), environment_of(launch, directory)
 
     def about(self, node: int) -> Mapping[str, Any]:
-        """The directory of a node, which names its process."""
+        """Return the directory of a node, which identifies its process."""
         return {"directory": str(self._directories[node])}
 
-    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - those end by themselves
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
         """Leave the processes running."""
         if self._host is not None:
             self._host.let_go()
@@ -146,7 +146,7 @@ class LocalAllocation(Allocation):
             processes = tuple(self._processes)
         for process in processes:
             if isinstance(process, LocalProcess):
-                process.ask_to_end()  # all of them first, so that their graces run side by side
+                process.ask_to_end()  # all of them first, so that their grace periods run in parallel
         for process in processes:
             process.end()
         if self._host is not None:

@@ -1,8 +1,8 @@
-"""The reaper: a process beside the client that destroys a pool when the client dies without closing it.
+"""The reaper: a separate process that destroys a pool when the client dies without closing it.
 
-A client that was killed can call nobody. Its reaper waits for its end, does nothing before that, and then calls the
-provider's `destroy`. Its standard input holds the provider and the pool's identifier, then a word when the client has
-closed the pool itself, and ends when the client does. It is for providers that make what no lease ends.
+The reaper of a client waits for the client's end, does nothing before that, and then calls the provider's `destroy`. It
+reads from standard input the provider and the pool's identifier, then a word when the client has closed the pool
+itself; the input ends with the client. It is for providers with resources that no lease ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from skyward.system import select, time
 
 _CLOSED = b"closed"
 _SIZE = 8  # bytes of the length before the pickle
-_LATE_S = 5.0  # a call that was under way when the client died takes effect, and is listed, within this time
+_LATE_S = 5.0  # time for a call in progress at the client's death to take effect and be listed
 _RETRY_S = 5.0
 _LOOK_S = 1.0
-_TRYING_S = 3600.0  # without network; after that leases have ended what can end by itself
+_TRYING_S = 3600.0  # while the network is down; after that, leases have ended what they can
 _log = logging.getLogger(__name__)
 
 
@@ -33,23 +33,23 @@ class Reaper:
     """The client's end of a reaper.
 
     Args:
-        provider: a value that can be pickled; its secrets, if it has any, are on no command line.
-        pool_id: what the reaper is to destroy.
+        provider: a value that can be pickled; its secrets, if any, do not appear on a command line.
+        pool_id: the pool to be destroyed.
     """
 
     def __init__(self, provider: Provider, pool_id: str) -> None:
-        """Start it, before anything is made that it is to remove; it does nothing while this process lives."""
-        import cloudpickle  # also takes a provider that the client's own program defines
+        """Start it, before the resources that it is to remove exist; it does nothing while this process lives."""
+        import cloudpickle  # can also pickle a provider defined in the client's program
 
         document = cloudpickle.dumps((provider, pool_id))
         self._pool = pool_id
         self._process = subprocess.Popen(
-            # -P: no modules of the client's directory, where others may put files; the last words are for people
+            # -P: no modules from the client's directory, where others may write; the last arguments are for people
             [sys.executable, "-P", "-m", "skyward.providers.reaper", provider.name, pool_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C, and the end of a terminal, are the client's alone
+            start_new_session=True,  # Ctrl-C and the end of the terminal are for the client only
             env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
         )
         assert self._process.stdin
@@ -57,7 +57,7 @@ class Reaper:
         self._process.stdin.flush()
 
     def relieve(self, clear: Callable[[], None]) -> None:
-        """Clear the pool here and let the reaper end; where that does not work out, it goes on trying."""
+        """Clear the pool here and let the reaper end; if that fails, the reaper keeps trying after the client's end."""
         try:
             clear()
         except BaseException:
@@ -74,8 +74,8 @@ class Reaper:
 
 
 def _paths() -> list[str]:
-    """Where this client finds its modules, of which the provider's is one."""
-    root = str(Path(__file__).parents[2])  # where this very package is, however it came to be importable
+    """Return the client's module search path, which includes the provider's module."""
+    root = str(Path(__file__).parents[2])  # the location of this package, however it was found
     return list(dict.fromkeys([root, *(str(Path(entry).absolute()) for entry in sys.path)]))
 
 
@@ -89,14 +89,17 @@ def main() -> int:
     size = int.from_bytes(_read(_SIZE))
     provider, pool_id = pickle.loads(_read(size))
     while not select.select([0], [], [], _LOOK_S)[0] and os.getppid() == client:
-        pass  # a process that the client has forked keeps the input open
+        pass  # a process forked from the client may keep the input open
     if os.getppid() == client and _read(len(_CLOSED)) == _CLOSED:
         return 0
     return _destroy(provider, pool_id)
 
 
 def _read(size: int) -> bytes:
-    """The next bytes of the standard input, unbuffered, so that `select` sees those that follow; fewer at its end."""
+    """Return the next bytes of standard input, fewer at its end.
+
+    They are read unbuffered, so that `select` sees those that follow.
+    """
     found = b""
     while chunk := os.read(0, size - len(found)):
         found += chunk
@@ -104,14 +107,14 @@ def _read(size: int) -> bytes:
 
 
 def _destroy(provider: Provider, pool_id: str) -> int:
-    """Destroy a pool until that has worked once after the client's last calls have settled."""
+    """Destroy a pool until that has succeeded once after the client's last calls have settled."""
     began = time.monotonic()
     while time.monotonic() - began < _TRYING_S:
         try:
             provider.destroy(pool_id)
             sweep_orphans()
         except SkywardError:
-            time.sleep(_RETRY_S)  # the network may be away for a while; nobody is left who could be told
+            time.sleep(_RETRY_S)  # the network may be down for a while; there is no client to report to
             continue
         if time.monotonic() - began > _LATE_S:
             return 0

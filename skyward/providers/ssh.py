@@ -1,4 +1,4 @@
-"""`sky.SSH`: nodes are containers of the Docker engines of machines that are reached by SSH.
+"""`sky.SSH`: nodes are containers of the Docker engines of machines reached by SSH.
 
 Each machine has one connection. The sockets of its engine and nodes are forwarded through it, so nothing listens on a
 network.
@@ -57,21 +57,21 @@ class SSH(Provider):
     """Containers on machines reached by SSH: `sky.SSH("gpu1", "ubuntu@gpu2:2222")`.
 
     A machine needs an sshd, a Docker engine (20.10 or newer) that the user may use, and the docker command. It is
-    reached as the ssh command reaches it: configuration, agent and jump hosts count. Host keys are always checked.
+    reached like with the ssh command: configuration, agent and jump hosts are used. Host keys are always checked.
 
     Attributes:
-        hosts: `[user@]name[:port]`, where the name may be an alias of the SSH configuration. Nodes are put on them in
-            this order, one on each before any gets a second.
-        key: file of the private key; None for what agent and SSH configuration offer.
+        hosts: `[user@]name[:port]`, where the name may be an alias of the SSH configuration. Nodes are assigned in this
+            order, one to each host before any gets a second.
+        key: file of the private key; None for those of the agent and the SSH configuration.
         known_hosts: file of the only host keys to trust, also of jump hosts; None for those of the SSH configuration.
         registry: repository through which images reach the hosts, such as "registry.example.com/team/skyward"; None
             to send them through the SSH connections.
         build: "local" builds images on the engine here, "remote" on the first host.
-        rights: whom functions run as in their containers, and what they may do: `user` and `privileges`, which
-            `sky.Docker` explains. The caller's own user is the one that the connection logs in as.
+        rights: user and privileges of functions in their containers: see `user` and `privileges` of `sky.Docker`. The
+            caller's own user is here the one that the connection logs in as.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "ssh"
@@ -97,7 +97,7 @@ class SSH(Provider):
         privileges: Sequence[str] = (),
     ) -> None:
         set_ = object.__setattr__
-        handed = handed_hosts()  # those of a detached run have files of their own
+        handed = handed_hosts()  # the hosts of a detached run have their own files
         set_(self, "key", None if handed else existing_file("sky.SSH", "key", key))
         set_(self, "known_hosts", None if handed else existing_file("sky.SSH", "known_hosts", known_hosts))
         set_(self, "registry", registry)
@@ -106,17 +106,17 @@ class SSH(Provider):
         set_(self, "rights", rights)
         set_(self, "user", rights.user)
         set_(self, "privileges", rights.privileges)
-        given = (*names, *([hosts] if isinstance(hosts, str) else hosts))  # `dataclasses.replace` gives hosts=
+        given = (*names, *([hosts] if isinstance(hosts, str) else hosts))  # `dataclasses.replace` passes hosts=
         set_(self, "hosts", tuple(self.host(each) for each in given))
         if not given or len(set(self.hosts)) < len(given):
             raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(given)!r}.")
         check_delivery("sky.SSH", build, registry)
 
     def host(self, named: str | SshHost) -> SshHost:
-        """A host, with the key and known host keys of this provider.
+        """Return a host, with the key and known host keys of this provider.
 
         Raises:
-            ConfigError: this is not the name of one.
+            ConfigError: it is not a valid name of a host.
         """
         if not isinstance(named, str | SshHost):
             raise ConfigError(f"sky.SSH: a host is 'user@host:port', as in sky.SSH('gpu1', 'gpu2'); found {named!r}.")
@@ -127,14 +127,14 @@ class SSH(Provider):
         return replace(host, key=key, known_hosts=known)
 
     def open(self, request: PoolRequest) -> SshAllocation:
-        """The machines of a pool."""
+        """Return the allocation of the machines for a pool."""
         return SshAllocation(request, self.hosts, registry=self.registry, build=self.build, rights=self.rights)
 
     def destroy(self, pool_id: str) -> None:
-        """End and remove every container of a pool on all hosts, whoever started it.
+        """End and remove every container of a pool on all hosts, whichever client started it.
 
         Raises:
-            ProviderError: hosts could not be asked; containers may be left there, which end by their lease.
+            ProviderError: hosts did not answer; containers may remain there, which end by their lease.
             EngineError: an engine refuses.
         """
 
@@ -145,19 +145,19 @@ class SSH(Provider):
         self._answered(self._ask(end))
 
     def find(self) -> Sequence[Resource]:
-        """Every container of every pool on all hosts.
+        """Return every container of every pool on all hosts.
 
         Raises:
-            ProviderError: hosts could not be asked; one table says which and why.
+            ProviderError: hosts did not answer; the message has a table of these with reasons.
         """
         found = self._answered(self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name)))
         return [each for machine in found for each in machine]
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a container, through an SSH connection of its own and the engine there.
+        """Return access to a container, through a separate SSH connection and the engine there.
 
         Raises:
-            ProviderError: the host cannot be reached, or is none of this provider's.
+            ProviderError: the host cannot be reached, or is not one of this provider's.
         """
         host = next((host for host in self.hosts if host.name == node.get("host")), None)
         if host is None:
@@ -165,12 +165,12 @@ class SSH(Provider):
             raise ProviderError(f"Host {node.get('host')} of {node['name']} is not one of {hosts}.")
         with ExitStack() as last:
             machine = Machine(host, "none", last.enter_context(private_directory()) / "m", LEASE_S)
-            last.callback(machine.connection.kill)  # its watchdog has changed nothing, and ends
+            last.callback(machine.connection.kill)  # its watchdog has changed nothing, and exits
             machine.open()
             return ContainerAccess(node, machine.engine_address, last.pop_all().close, machine.why_out_of_reach)
 
     def host_reports(self) -> Sequence[HostReport]:
-        """What each host has and what is wrong with it, in their order. Changes nothing on any host."""
+        """Return properties and problems of each host, in order. Changes nothing on any host."""
         answers = self._ask(host_report_of)
         return [HostReport(host=a.host, findings=(a,)) if isinstance(a, Finding) else a for a in answers]
 
@@ -179,7 +179,7 @@ class SSH(Provider):
         return [each for each in answers if not isinstance(each, Finding)]
 
     def _ask(self, question: Callable[[Machine], R]) -> list[R | Finding]:
-        """Ask all hosts over connections that change nothing there; the answer of each, or why there is none."""
+        """Query all hosts over connections that change nothing there; return each answer, or why there is none."""
         with private_directory() as folder:
 
             def one(number: int, host: SshHost) -> R:
@@ -188,13 +188,13 @@ class SSH(Provider):
                     machine.open()
                     return question(machine)
                 finally:
-                    machine.connection.kill()  # its watchdog has changed nothing, and ends
+                    machine.connection.kill()  # its watchdog has changed nothing, and exits
 
             return list(on_all({host: partial(one, number, host) for number, host in enumerate(self.hosts)}).values())
 
 
 class SshAllocation(Allocation):
-    """The machines of one pool, a local directory, and the thread that sends the machines heartbeats."""
+    """The machines of one pool, a local directory, and the thread that sends heartbeats to the machines."""
 
     def __init__(
         self,
@@ -210,23 +210,23 @@ class SshAllocation(Allocation):
         self._directory: PoolDirectory | None = None
         self.machines: list[Machine] = []
         self._replacements: dict[Machine, Machine] = {}
-        self._tried: set[SshHost] = set()  # hosts that are being connected to
-        # slot and attempt of the watchdogs that an earlier client of a pool with a name has left, by name of the host
+        self._tried: set[SshHost] = set()  # hosts to which a connection is being made
+        # slot and attempt of the watchdogs left by an earlier client of a named pool, by name of the host
         self._left = {str(each["host"]): (int(each["slot"]), int(each["attempt"])) for each in request.kept}
         self._slots = {host: self._left[host.name][0] for host in hosts if host.name in self._left}
-        self._attempts: dict[SshHost, int] = {}  # how often each has been connected to, by clients before this one too
+        self._attempts: dict[SshHost, int] = {}  # number of connections to each, including those of earlier clients
         self._lock = threading.Lock()
 
     def acquire(self) -> Sequence[Host]:
-        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all at once.
+        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all in parallel.
 
         Raises:
-            ProviderError: too many hosts cannot be reached or used; one table says which and why, and nothing has been
-                changed. Where enough can be used, each of the others is a warning.
+            ProviderError: too many hosts cannot be reached or used; the message has a table of these with reasons, and
+                nothing has been changed. If enough can be used, a warning is logged for each of the others.
         """
         request, hosts = self.request, self._host_list[: self.request.nodes]
         sweep_orphans()
-        # a client that was killed may still be closing its connections, in a directory of the same pool
+        # a killed client's connections may still be closing, in a directory of the same pool
         unique = request.pool_id if request.name is None else f"{token_hex(4)}.x"
         self._directory = PoolDirectory.create(unique, runtime_base())
         placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(request.nodes)]
@@ -235,11 +235,11 @@ class SshAllocation(Allocation):
         return [SshNodeHost(machines[host], turn) for host, turn in placed if host in machines]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Bring the image to every host that lacks it; it is built if no engine and no registry has it.
+        """Deliver the image to every host that lacks it; it is built if no engine and no registry has it.
 
         Raises:
-            ProviderError: the image cannot run on a host, or there is no room for it; nothing has been changed.
-            ImageError: it cannot be had: base, build, registry, transfer.
+            ProviderError: the image cannot run on a host, or a disk is too full for it; nothing has been changed.
+            ImageError: it is unavailable: base, build, registry or transfer failed.
             EngineMissingError: build="local", and there is no engine here.
         """
         request = self.request
@@ -248,7 +248,7 @@ class SshAllocation(Allocation):
         return deliver(request.image, request.cluster, self.target(machines), request.report).tag
 
     def target(self, machines: Sequence[Machine]) -> ImageTarget:
-        """Who builds images, and these machines, which get them."""
+        """Return the engine that builds images, and these machines as the destinations."""
         builder = machines[0] if self._build == "remote" else None
         return ImageTarget(
             engine=builder.engine_address if builder else find_engine(),
@@ -258,10 +258,10 @@ class SshAllocation(Allocation):
         )
 
     def replace(self, lost: Host | None) -> Host:
-        """The same host if it can be used; else one that the pool does not use, else the lost one if it answers again.
+        """Return the same host if it is usable; else an unused one, else the lost one if it answers again.
 
         Raises:
-            ProviderError: there is none; says why of each that was tried.
+            ProviderError: there is none; the message gives the reason for each that was tried.
             PoolClosedError: the pool has ended.
         """
         self.check_open()
@@ -282,15 +282,15 @@ class SshAllocation(Allocation):
         return SshNodeHost(self._another((host,), None), 0)
 
     def _check_image(self, machine: Machine) -> list[Finding]:
-        """Why a machine cannot run the image."""
+        """Return why a machine cannot run the image."""
         name, facts, request = machine.name, machine.facts, self.request
         return check_architecture(name, facts, request.platform) + check_driver(name, facts, request.image)
 
     def _connect(self, nodes: Mapping[SshHost, int]) -> None:
-        """Connect to all hosts and check them; if enough can be used, make the pool's directory on each of those.
+        """Connect to all hosts and check them; if enough are usable, create the pool's directory on each of those.
 
         Args:
-            nodes: how many of them each host gets.
+            nodes: number of nodes for each host.
         """
         gpus, fewest = self.request.gpus, self.request.fewest
         unfit = _unfit({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
@@ -304,7 +304,7 @@ class SshAllocation(Allocation):
         threading.Thread(target=self._beat, name=f"skyward-{self.request.pool_id}-beat", daemon=True).start()
 
     def _another(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
-        """A machine in the place of a lost one; where several nodes were on that, they get the same again."""
+        """Return a machine to replace a lost one; several nodes of the lost one get the same replacement."""
         with self._lock:
             replacement = self._replacements.get(lost) if lost is not None else None
             if replacement is not None and not replacement.is_gone:
@@ -346,7 +346,7 @@ class SshAllocation(Allocation):
             folder = self._directory.path / f"{slot}.{attempt}"
         machine = Machine(host, self.request.pool_id, folder, LEASE_S, slot, attempt, self._rights)
         with self._lock:
-            self.machines.append(machine)  # from here on `close` ends its connection
+            self.machines.append(machine)  # from now on `close` ends its connection
         if self.ended.is_set():
             machine.connection.kill()
             self.check_open()
@@ -354,7 +354,7 @@ class SshAllocation(Allocation):
             findings = check_host(machine.name, machine.open(), gpus, self.request.accelerator)
             findings += self._check_image(machine)
             if not findings:
-                machine.info  # noqa: B018 - asks the engine, and keeps the answer
+                machine.info  # noqa: B018 - queries the engine, and caches the answer
         except BaseException:
             self._drop(machine)
             raise
@@ -363,25 +363,25 @@ class SshAllocation(Allocation):
         return findings
 
     def _begin(self, machine: Machine) -> list[Finding]:
-        """Make the pool's directory on a machine."""
+        """Create the pool's directory on a machine."""
         left = self._left.pop(machine.name, None)
         adopts = left is not None and machine.watchdog.label == f"{left[0]}.{left[1]}"
         try:
             machine.go(self.request.name, adopts=adopts)
         except BaseException:
-            self._drop(machine)  # otherwise the host would count as taken, and not be tried again
+            self._drop(machine)  # otherwise the host would count as in use, and not be tried again
             raise
         return []
 
     def _drop(self, machine: Machine) -> None:
-        """Disconnect from a machine and forget it; its watchdog removes what was made there."""
+        """Disconnect from a machine and forget it; its watchdog removes the pool's resources there."""
         machine.connection.kill()
         with self._lock:
             if not self.ended.is_set():
                 self.machines.remove(machine)
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
-        """A container that an earlier client has started.
+        """Return a container started by an earlier client.
 
         Raises:
             ProviderError: its host cannot be reached or used.
@@ -393,14 +393,14 @@ class SshAllocation(Allocation):
         return there[0].adopt(launch, about, agent), None
 
     def about(self, node: int) -> Mapping[str, Any]:
-        """Host, watchdog, directory and container of a node."""
+        """Return host, watchdog, directory and container of a node."""
         return next(each for each in reversed(self.machines) if node in each.directories).about(node)
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:
-        """Leave these nodes running, and end everything else; the first failure is raised when all have been tried.
+        """Leave these nodes running, and end everything else; the first error is raised after all have been tried.
 
         Raises:
-            SkywardError: a machine does not answer; what it runs ends by its lease.
+            SkywardError: a machine does not answer; its containers end by their lease.
         """
 
         def end(machine: Machine) -> None:
@@ -413,10 +413,10 @@ class SshAllocation(Allocation):
             raise error
 
     def release(self) -> None:
-        """End everything on all machines; the first failure is raised when all have been tried.
+        """End everything on all machines; errors are raised after all have been tried.
 
         Raises:
-            ProviderError: containers may be left, which end by their lease.
+            ProviderError: containers may remain, which end by their lease.
         """
         failures = []
         for machine, error in self._end(Machine.close):
@@ -428,7 +428,7 @@ class SshAllocation(Allocation):
             raise ProviderError("\n".join([told, *failures]))
 
     def _end(self, end: Callable[[Machine], None]) -> list[tuple[Machine, BaseException]]:
-        """End all machines side by side, and remove the directory here; what has failed, and where."""
+        """End all machines in parallel, and remove the local directory; return the failures by machine."""
         with self._lock:
             machines = tuple(self.machines)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
@@ -445,7 +445,7 @@ class SshAllocation(Allocation):
 
 
 def _unfit(actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
-    """The same with actions that look for something wrong; the findings of the hosts where there is."""
+    """Run checks on hosts in parallel; return the findings of those with problems."""
     found = {host: [each] if isinstance(each, Finding) else each for host, each in on_all(actions).items()}
     return {host: findings for host, findings in found.items() if findings}
 
@@ -456,7 +456,7 @@ class SshNodeHost:
 
     Attributes:
         machine: the machine.
-        turn: how many nodes of the pool are on it before this one.
+        turn: number of nodes of the pool assigned to it before this one.
     """
 
     machine: Machine
@@ -464,23 +464,25 @@ class SshNodeHost:
 
     @property
     def name(self) -> str:
-        """The machine's name, as the caller wrote it."""
+        """The machine's name, as written by the caller."""
         return self.machine.name
 
     @property
     def address(self) -> str:
-        """IP address at which the other machines reach it."""
+        """The IP address at which the other machines reach it."""
         return self.machine.address
 
     def claim_port(self) -> int:
-        """A port that no other pool of this user on that machine gets until this one is released or claims another."""
+        """Return a port that no other pool of this user gets on that machine until it is released or another is
+        claimed.
+        """
         return self.machine.claim_head_port()
 
     def start(self, launch: Launch) -> RunnerNode:
         """Start the container of one node.
 
         Raises:
-            EngineError: the engine refuses, or the machine is gone.
+            EngineError: the engine refuses, or the machine does not answer.
         """
         count = launch.accelerator.count if launch.accelerator else 0
         gpus = tuple(range(self.turn * count, (self.turn + 1) * count)) if count else None

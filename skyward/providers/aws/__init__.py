@@ -1,1 +1,1 @@
-"""EC2: its API, catalogue, network and machine images, for the generic code of `providers/cloud`."""
+"""EC2: its API, catalogue, network and machine images, for the common code of `providers/cloud`."""

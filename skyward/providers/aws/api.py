@@ -1,6 +1,6 @@
-"""Calls of AWS' API, with clients that are made when first used and errors as sentences; the permissions they take.
+"""Calls of the AWS API, with lazily created clients and readable errors, and the permissions that they require.
 
-No other module imports boto3. It finds credentials by itself: environment, AWS_PROFILE, role of the machine.
+No other module imports boto3. It finds credentials itself: environment, AWS_PROFILE, role of the machine.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from skyward.errors import ProviderError
 from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading
 
-TAG: Final = "skyward."  # the tags of what is a pool's begin with it: pool, owner, user, began, hourly, seen
+TAG: Final = "skyward."  # prefix of the tags of a pool's resources: pool, owner, user, began, hourly, seen
 POOL: Final = f"{TAG}pool"
-_PRICE_REGION = "us-east-1"  # the price list has an endpoint in a few regions only, each with the prices of all
-_lock = threading.Lock()  # a boto3 session must not make two clients at once
+_PRICE_REGION = "us-east-1"  # the price list has endpoints in a few regions only, each with the prices of all
+_lock = threading.Lock()  # a boto3 session must not create two clients at once
 
 
 class Api:
     """The services of AWS in one region.
 
     Args:
-        region: such as "us-east-1"; None for the one that AWS' configuration names.
+        region: such as "us-east-1"; None for the one in AWS's configuration.
     """
 
     def __init__(self, region: str | None) -> None:
@@ -81,7 +81,7 @@ class Api:
         return answer
 
     def all(self, service: str, action: str, key: str, **arguments: Any) -> Iterator[Any]:
-        """The items under a key in all pages of an answer."""
+        """Yield the items under a key in all pages of an answer."""
         while True:
             page = self.call(service, action, **arguments)
             yield from page.get(key, ())
@@ -101,7 +101,7 @@ def _refused(service: str, action: str, error: Mapping[str, Any]) -> RefusedErro
 
 # permissions ----------------------------------------------------------------------------------------------------
 
-# actions that AWS can limit to no resource; they change nothing
+# read-only actions that AWS cannot limit to resources
 _LOOKS_AT = (
     *("Images", "Instances", "InstanceTypeOfferings", "InstanceTypes", "SecurityGroups", "SpotPriceHistory"),
     *("Subnets", "Vpcs"),
@@ -116,12 +116,12 @@ _RENEWS = {**_IS_A_POOLS, "ForAllValues:StringEquals": {"aws:TagKeys": [f"{TAG}s
 
 
 def policy() -> dict[str, Any]:
-    """The least permissions that `sky.AWS` needs, as an IAM policy for all regions of the account it is attached in.
+    """Return the minimum permissions for `sky.AWS`, as an IAM policy for all regions of the account it is attached in.
 
-    It allows to create only what has a pool's tag, and to change and delete only that. Which actions take which
-    resources and conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+    It allows creating only resources with a pool's tag, and changing and deleting only those. For the resources and
+    conditions of each action see https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
     """
-    machine = _ours("instance", "volume", "network-interface", "spot-instances-request")  # what a launch makes
+    machine = _ours("instance", "volume", "network-interface", "spot-instances-request")  # created by a launch
     group, rule = _ours("security-group"), _ours("security-group-rule")
     makes = ["RunInstances", "CreateSecurityGroup", "AuthorizeSecurityGroupIngress"]
     rows: tuple[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]], ...] = (
@@ -148,5 +148,5 @@ def policy() -> dict[str, Any]:
 
 
 def _ours(*kinds: str) -> list[str]:
-    """All resources of these kinds in the account."""
+    """Return all resources of these kinds in the account."""
     return [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]

@@ -15,7 +15,7 @@ from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_o
 from skyward.providers.cloud.cost import of_accelerator, suitable
 
 _log = logging.getLogger(__name__)
-# families that have a GPU, by its common name
+# families by the common name of their GPU
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "T4": ("g4dn",), "T4G": ("g5g",), "A10G": ("g5",), "L4": ("g6", "gr6"), "L40S": ("g6e",),
     "K80": ("p2",), "V100": ("p3", "p3dn"), "A100": ("p4d", "p4de"), "A100-80GB": ("p4de",),
@@ -25,12 +25,12 @@ _CPU_FAMILIES = {
     "linux/amd64": ("c7i", "m7i", "r7i", "c7a", "m7a", "r7a", "c6i", "m6i", "r6i", "c6a", "m6a", "r6a"),
     "linux/arm64": ("c8g", "m8g", "r8g", "c7g", "m7g", "r7g", "c6g", "m6g", "r6g"),
 }
-# selects one of the many prices that the list has for a type: Linux without extras, on shared machines
+# selects one of many prices listed for a type: Linux without extras, on shared machines
 _PRICE_FILTER = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 
 
 def find_types(api: Api, request: PoolRequest) -> list[MachineType]:
-    """The instance types of the region that are large enough for a pool's nodes; see `suitable`.
+    """Return the instance types of the region that are large enough for a pool's nodes; see `suitable`.
 
     Raises:
         ConfigError: AWS has no such accelerator.
@@ -60,7 +60,7 @@ def _machine_type(found: Mapping[str, Any]) -> MachineType:
 def find_offers(
     api: Api, types: Sequence[MachineType], zones: Sequence[str], markets: Sequence[Market]
 ) -> list[MachineOffer]:
-    """The offers of these types in these zones and markets: in the order of the types, then of the zones.
+    """Return the offers of these types in these zones and markets, ordered by type, then by zone.
 
     Raises:
         ProviderError: no zone has any of the types.
@@ -88,7 +88,7 @@ def find_offers(
 
 
 def _on_demand_prices(api: Api, types: Sequence[str]) -> dict[str, float | None]:
-    """USD per hour by type. A warning says why prices are missing."""
+    """Return USD per hour by type. If prices are missing, log a warning with the reason."""
     try:
         prices = at_once(lambda name: _on_demand_price(api, name), types)
     except ProviderError as error:
@@ -101,7 +101,7 @@ def _on_demand_price(api: Api, name: str) -> float | None:
     wanted = {**_PRICE_FILTER, "instanceType": name, "regionCode": api.region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     found = api.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
-    # of each product that is not capacity reserved in advance
+    # only of products that are not capacity reservations
     prices = (
         float(dimension["pricePerUnit"].get("USD", 0))
         for product in map(json.loads, found)
@@ -114,8 +114,8 @@ def _on_demand_price(api: Api, name: str) -> float | None:
 
 
 def _spot_prices(api: Api, types: Sequence[str]) -> Mapping[tuple[str, str], float]:
-    """USD per hour at present, by type and zone."""
+    """Return the present USD per hour, by type and zone."""
     asked = {"InstanceTypes": list(types), "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]}
     pages = api.all("ec2", "describe_spot_price_history", "SpotPriceHistory", StartTime=datetime.now(UTC), **asked)
-    # the newest of each comes first in them
+    # the newest of each comes first; reversed, so that it wins
     return {(each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"]) for each in [*pages][::-1]}

@@ -1,6 +1,6 @@
-"""`sky.AWS`: machines rented from EC2 for one pool, reached by SSH, and given back at its end.
+"""`sky.AWS`: machines rented from EC2 for one pool, accessed by SSH, and terminated at its end.
 
-What exists of pools is found by tags: there is no other record.
+Resources of pools are found by tags: there is no other record.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _STATES: Mapping[str, State] = {
     "pending": "pending", "running": "running", "stopping": "stopped", "stopped": "stopped",
     "shutting-down": "ending", "terminated": "ended",
 }  # fmt: skip
-# AWS' own names for its newest images: the container service's for CPUs, the Deep Learning AMI for GPUs
+# AWS's names of its newest images: that of the container service for CPUs, the Deep Learning AMI for GPUs
 _CPU_IMAGE = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{arm}recommended/image_id"
 _GPU_IMAGE = "/aws/service/deeplearning/ami/{cpu}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
-# the open driver in that does not support GPUs before Turing
+# its open driver does not support GPUs before Turing
 _OLD_GPU_IMAGE = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
 _OLD_GPUS = ("K80", "V100")
-# `tries` and `token` keep their values from call to call; a token is good for 300 s
+# `tries` and `token` keep their values between calls; a token is valid for 300 s
 _READ_NOTICE = """
 if [ "${tries:-0}" -eq 0 ]; then
     token=$(ask -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' http://$address/latest/api/token) || return
@@ -52,7 +52,7 @@ fi
 tries=$((tries - 1))
 ask -H "X-aws-ec2-metadata-token: $token" http://$address/latest/meta-data/spot/instance-action
 """
-_STOP_ECS_AGENT = "systemctl disable --now --no-block ecs 2>/dev/null || true"  # part of AWS' image, and not used here
+_STOP_ECS_AGENT = "systemctl disable --now --no-block ecs 2>/dev/null || true"  # part of AWS's image, and not used here
 
 
 @suggesting("sky.AWS")
@@ -60,26 +60,26 @@ _STOP_ECS_AGENT = "systemctl disable --now --no-block ecs 2>/dev/null || true"  
 class AWS(CloudProvider):
     """Machines of EC2: `sky.AWS("us-east-1")`, with `ComputePool(accelerator="A100", allocation=..., machine=...)`.
 
-    Takes boto3 (`pip install 'skyward[aws]'`) and credentials where boto3 finds them; AWS_PROFILE counts. Machines are
-    launched in the region's default network, all of one type and in one zone. From outside, only the client reaches
-    them, by SSH.
+    Requires boto3 (`pip install 'skyward[aws]'`) and credentials for boto3, such as AWS_PROFILE. Machines are launched
+    in the region's default network, all of one type and in one zone. From outside, only the client can reach them, by
+    SSH.
 
     Attributes:
-        region: None for the one that AWS' configuration names.
-        disk_gb: size of a machine's disk in GB; None for what the machine image and the pool's image take, see
-            docs/aws.md.
-        use_private_ip: reach the machines at their private addresses, from within their network; they get no others.
+        region: such as "us-east-1"; None for the one in AWS's configuration.
+        disk_gb: size of a machine's disk in GB; None for the size that the machine image and the pool's image require,
+            see docs/aws.md.
+        use_private_ip: use the machines' private addresses, from within their network; they get no public ones.
         registry: repository through which images reach the machines; None to send them over the SSH connections.
         build: "local" builds images on the engine here, "remote" on the first machine.
-        user: the user that functions run as in their containers; see `sky.Docker`, where the caller's own user then
-            means the machine's.
+        user: user that functions run as in their containers; see `sky.Docker`. The caller's own user is here the
+            machine's.
         privileges: capabilities that their programs can have; see `sky.Docker`.
-        ami: machine image to boot, with cloud-init, systemd and Docker; None for AWS' own with Docker, and for GPUs
+        ami: machine image to boot, with cloud-init, systemd and Docker; None for AWS's own with Docker, and for GPUs
             with NVIDIA's driver and toolkit.
-        instance_profile: what the machines may do at AWS; None for nothing.
+        instance_profile: instance profile with the machines' permissions at AWS; None for no permissions.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "aws"
@@ -88,25 +88,25 @@ class AWS(CloudProvider):
     instance_profile: str | None = None
 
     def cloud(self) -> Ec2:
-        """The API of EC2, with these settings."""
+        """Return the API of EC2, with these settings."""
         self.check_installed()
         return Ec2(Api(self.region), self)
 
 
 class Ec2:
-    """EC2 in one region, for the generic code of `providers/cloud`.
+    """EC2 in one region, for the common code of `providers/cloud`.
 
     Args:
-        api: the region.
-        settings: what the user has written.
+        api: the API in the region.
+        settings: the user's settings.
     """
 
     name = "AWS"
-    no_room = frozenset(  # AWS has no such machine now, or the account may have no more of them
+    no_room = frozenset(  # AWS has no such machine at present, or the account's limit is reached
         {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity"}
         | {"InsufficientCapacity", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded"}
         | {"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet"}
-        | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away again while they started
+        | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away while they started
     )
 
     def __init__(self, api: Api, settings: AWS) -> None:
@@ -114,12 +114,12 @@ class Ec2:
 
     @property
     def region(self) -> str:
-        """The region, or a ConfigError that none is configured."""
+        """The region; raises ConfigError if none is configured."""
         return self.api.region
 
     @property
     def first_start(self) -> FirstStart:
-        """Read spot notices with version 2 of the metadata service; containers reach that with a profile only."""
+        """Actions to read spot notices by version 2 of the metadata service, open to containers only with a profile."""
         has_profile = self._settings.instance_profile is not None
         return FirstStart(read_notice=_READ_NOTICE, open_metadata=has_profile, commands=[_STOP_ECS_AGENT])
 
@@ -143,7 +143,7 @@ class Ec2:
         return Network(vpc, described["CidrBlock"], subnets)
 
     def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
-        """The offers for a pool."""
+        """Return the offers for a pool."""
         zones = list(self.network.subnets)
         return find_offers(self.api, find_types(self.api, request), zones, markets)
 
@@ -152,7 +152,7 @@ class Ec2:
         return Ec2Launcher(self.api, self._settings, self.network, request)
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
-        """The machines of a pool, or of all pools, also those that end or have just ended."""
+        """Return the machines of a pool, or of all pools, including those that are ending or have just ended."""
         address = "PrivateIpAddress" if self._settings.use_private_ip else "PublicIpAddress"
         reservations = self.api.all("ec2", "describe_instances", "Reservations", Filters=[_of(pool)])
         return [_instance(each, address) for reservation in reservations for each in reservation["Instances"]]
@@ -163,11 +163,14 @@ class Ec2:
             self.api.call("ec2", "terminate_instances", InstanceIds=list(ids))
 
     def others(self, pool: str | None = None) -> Sequence[Resource]:
-        """The security groups of a pool, or of all pools."""
+        """Return the security groups of a pool, or of all pools."""
         return [leftover("security group", each["GroupId"], tags(each)) for each in groups(self.api, pool)]
 
     def remove(self, name: str) -> bool:
-        """Delete a security group; False if it is in use: network interfaces outlive their machines by some seconds."""
+        """Delete a security group; return False if it is in use.
+
+        Network interfaces outlive their machines by some seconds.
+        """
         try:
             self.api.call("ec2", "delete_security_group", GroupId=name)
         except RefusedError as error:
@@ -195,23 +198,23 @@ def _instance(found: Mapping[str, Any], address: str) -> Instance:
 
 
 def _of(pool: str | None) -> dict[str, Any]:
-    """The filter for what is of a pool, or of any pool."""
+    """Return the filter for resources of a pool, or of any pool."""
     return {"Name": f"tag:{POOL}", "Values": [pool]} if pool else {"Name": "tag-key", "Values": [POOL]}
 
 
 def groups(api: Api, pool: str | None = None) -> list[dict[str, Any]]:
-    """The security groups of a pool, or of all pools."""
+    """Return the security groups of a pool, or of all pools."""
     return list(api.all("ec2", "describe_security_groups", "SecurityGroups", Filters=[_of(pool)]))
 
 
 def tags(resource: Mapping[str, Any]) -> dict[str, str]:
-    """What our tags of a resource say, without the beginning of their names."""
+    """Return skyward's tags of a resource, without the prefix of their names."""
     ours = (each for each in resource.get("Tags", ()) if each["Key"].startswith(TAG))
     return {each["Key"].removeprefix(TAG): str(each["Value"]) for each in ours}
 
 
 def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str, Any]]:
-    """The TagSpecifications of a call that creates resources of these kinds; instances are tagged with their price."""
+    """Return the TagSpecifications of a call that creates resources of these kinds; instances also get their price."""
     noted = {**notes(pool), "began": f"{time.time():.0f}"}
     pairs = {"Name": f"skyward-{pool}", **{f"{TAG}{key}": value for key, value in noted.items()}}
     price = {} if hourly is None else {f"{TAG}hourly": f"{hourly:.6f}"}
@@ -226,7 +229,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 class Ec2Launcher:
-    """Launches the machines of one pool, which boot from one image in one network."""
+    """Launches the machines of one pool, from one image in one network."""
 
     def __init__(self, api: Api, settings: AWS, network: Network, request: PoolRequest) -> None:
         self._api, self._settings, self._network, self._pool = api, settings, network, request.pool_id
@@ -235,13 +238,13 @@ class Ec2Launcher:
         self._group = ""
 
     def prepare(self) -> None:
-        """Make the pool's security group: port 22 from the client, everything among the pool's machines."""
+        """Create the pool's security group: port 22 from the client, all traffic among the pool's machines."""
         about = {"GroupName": f"skyward-{self._pool}", "Description": f"Machines of the skyward pool {self._pool}"}
         about["VpcId"], tagging = self._network.vpc, tagged(self._pool, "security-group")
         try:
             made = self._api.call("ec2", "create_security_group", TagSpecifications=tagging, **about)
         except RefusedError as error:
-            if error.code != "InvalidGroup.Duplicate":  # made by an earlier attempt whose answer was lost
+            if error.code != "InvalidGroup.Duplicate":  # created by an earlier attempt whose answer was lost
                 raise
             (made,) = groups(self._api, self._pool)
         self._group = str(made["GroupId"])
@@ -256,22 +259,22 @@ class Ec2Launcher:
             self._api.call("ec2", "authorize_security_group_ingress", **ingress)
 
     def launch(self, request: LaunchRequest) -> Sequence[str]:
-        """Launch machines; their ids in node order."""
+        """Launch machines, and return their ids in node order."""
         made = self._api.call("ec2", "run_instances", **self.run_instances(request))["Instances"]
         return [each["InstanceId"] for each in sorted(made, key=lambda each: int(each["AmiLaunchIndex"]))]
 
     def renew(self) -> None:
-        """Write the present time into a tag of the security group; see `cloud.base.sweep`.
+        """Write the present time to a tag of the security group; see `cloud.base.sweep`.
 
         Raises:
-            PoolClosedError: the group is gone.
+            PoolClosedError: the group has been deleted.
         """
         seen = _pairs({f"{TAG}seen": f"{time.time():.0f}"})
         with while_open(self._pool, "security group"):
             self._api.call("ec2", "create_tags", Resources=[self._group], Tags=seen)
 
     def run_instances(self, request: LaunchRequest) -> dict[str, Any]:
-        """The arguments of the call, which launches all machines or none."""
+        """Return the arguments of the call, which launches all machines or none."""
         offer, (image, disk) = request.offer, self._image
         subnet, is_public = self._network.subnets[offer.zone], not self._settings.use_private_ip
         interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [self._group], "DeleteOnTermination": True}
@@ -299,7 +302,7 @@ class Ec2Launcher:
 
 
 class Network(NamedTuple):
-    """The default network of a region, with its private addresses, and its subnet in each availability zone."""
+    """The default network of a region: its id, its private addresses, and its subnet in each availability zone."""
 
     vpc: str
     cidr: str
@@ -307,7 +310,7 @@ class Network(NamedTuple):
 
 
 def find_image(api: Api, settings: AWS, request: PoolRequest) -> tuple[str, Mapping[str, Any]]:
-    """The machine image of a pool, and the root disk that it boots from, with room for the pool's own.
+    """Return the machine image of a pool, and the root disk that it boots from, with room for the pool's own image.
 
     Raises:
         ProviderError: the region has no such image, or the disk is smaller than it.
@@ -328,7 +331,7 @@ def find_image(api: Api, settings: AWS, request: PoolRequest) -> tuple[str, Mapp
 
 
 def parameter(platform: str, accelerator: Accelerator | None) -> str:
-    """Name of the public parameter that holds the image's id."""
+    """Return the name of the public parameter that holds the image's id."""
     if accelerator is not None and accelerator.name in _OLD_GPUS:
         return _OLD_GPU_IMAGE
     arm, cpu = ("arm64/", "arm64") if platform == "linux/arm64" else ("", "x86_64")

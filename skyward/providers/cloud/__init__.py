@@ -1,1 +1,1 @@
-"""Machines rented from a cloud for one pool: everything that does not depend on which cloud it is."""
+"""Machines rented from a cloud for one pool: the code that is common to all clouds."""

@@ -1,8 +1,7 @@
-"""The API of a cloud as the generic code sees it, the values that both exchange, and how pools are found and ended.
+"""The interface of clouds to the common code, the values that they exchange, and the search for and end of pools.
 
 A cloud implements `Cloud` and `Launcher` with single calls of its API. The order of these calls, retries, waiting, keys
-and cost are the generic code's, here and in the other modules of this package. What exists of pools is found by tags
-alone.
+and cost are handled by the common code, here and in the other modules of this package. Pools are found by tags alone.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 Market = Literal["spot", "on-demand"]
 State = Literal["pending", "running", "stopped", "ending", "ended"]
-GONE: Final = "gone"  # code of a machine that is not listed any more while it starts
+GONE: Final = "gone"  # code of a machine that disappears from the list while it starts
 _log = logging.getLogger(__name__)
-_FORGOTTEN_S = 3600.0  # since the last sign of life; the reaper of a dead client tries for an hour as well
+_FORGOTTEN_S = 3600.0  # since the client was last seen; the reaper of a dead client also tries for an hour
 _ENDED_WITHIN_S = 300.0  # large machines take minutes to end
 _POLL_S = 2.0
 _POLL_AFTER_REQUEST_S = 0.2
@@ -42,7 +41,7 @@ class RefusedError(ProviderError):
     """The cloud refused a call.
 
     Attributes:
-        code: the cloud's own word for the reason, such as "InsufficientInstanceCapacity".
+        code: the cloud's code for the reason, such as "InsufficientInstanceCapacity".
     """
 
     def __init__(self, message: str, code: str = "") -> None:
@@ -51,7 +50,7 @@ class RefusedError(ProviderError):
 
     @property
     def is_gone(self) -> bool:
-        """Whether what the call was about does not exist, or does so no more."""
+        """Whether the object of the call does not exist."""
         return self.code.lower().endswith("notfound")
 
 
@@ -80,9 +79,9 @@ class MachineOffer:
 
     Attributes:
         type: the machine type.
-        market: "spot" is cheaper, and the cloud may take the machine back after a short notice.
+        market: "spot" is cheaper, but the cloud may take the machine back at short notice.
         zone: availability zone, such as "us-east-1a".
-        hourly: price of one machine in USD per hour; None where the cloud does not publish it.
+        hourly: price of one machine in USD per hour; None if the cloud does not publish it.
     """
 
     type: MachineType
@@ -92,15 +91,15 @@ class MachineOffer:
 
     @property
     def key(self) -> tuple[str, str, Market]:
-        """What stays the same when prices move."""
+        """The part of the offer that does not change with the price."""
         return (self.type.name, self.zone, self.market)
 
     def cost(self, nodes: int) -> float | None:
-        """USD per hour for this many machines."""
+        """Return the cost of this many machines in USD per hour; None if unknown."""
         return None if self.hourly is None else self.hourly * nodes
 
     def text(self, nodes: int) -> str:
-        """A description with the price for this many machines."""
+        """Return a description with the price for this many machines."""
         cost = self.cost(nodes)
         price = "at an unknown price" if cost is None else f"for {cost:.3f} USD per hour"
         return f"{nodes} x {self.type.name} ({self.market}) in {self.zone} {price}"
@@ -111,12 +110,12 @@ class LaunchRequest:
     """A request for machines of one offer; the cloud launches all of them or none.
 
     Attributes:
-        token: identifies the request. A cloud that gets the same token twice launches nothing the second time.
+        token: identifies the request. A cloud that receives the same token again launches nothing.
         nodes: number of machines.
         offer: their type, market and zone.
-        user_data: cloud-init's configuration.
-        longest_s: seconds after which the pool's budget is spent whatever becomes of its other machines; a cloud that
-            can end a machine at a given time does that. None for no limit.
+        user_data: configuration for cloud-init.
+        longest_s: seconds after which these machines alone have spent the pool's budget; a cloud that can end a machine
+            at a given time does so. None for no limit.
     """
 
     token: str
@@ -134,14 +133,14 @@ class Instance:
         id: such as "i-0123".
         pool: the pool that it is tagged with.
         index: its number within its launch.
-        state: what it is doing; "ending" and "ended" machines cost nothing any more.
+        state: its state; "ending" and "ended" machines no longer cost anything.
         type: name of the machine type.
-        market: market that it was rented in.
-        address: where the client reaches it; "" while it has no address.
-        noted: what `notes` has written on it at its launch.
+        market: market in which it was rented.
+        address: where the client can reach it; "" while it has no address.
+        noted: the result of `notes`, with which it was tagged at its launch.
         launched: time of the launch, in seconds since the epoch.
-        reason: why it has ended, in the cloud's words.
-        code: the cloud's code for that, as of a refused call.
+        reason: why it has ended, as stated by the cloud.
+        code: the cloud's code for the reason, like that of a refused call.
     """
 
     id: str
@@ -158,22 +157,22 @@ class Instance:
 
     @property
     def exists(self) -> bool:
-        """Whether somebody still has to end it."""
+        """Whether it still has to be ended."""
         return self.state not in ("ending", "ended")
 
     @property
     def hourly(self) -> float | None:
-        """USD per hour at its launch; None where no price was known."""
+        """The price in USD per hour at its launch; None if it was unknown."""
         return _number(self.noted.get("hourly"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What the cloud is going to do with a machine.
+    """What the cloud will do with a machine.
 
     Attributes:
         action: such as "terminate".
-        at: when.
+        at: time of the action.
     """
 
     action: str
@@ -181,27 +180,27 @@ class Notice:
 
     @classmethod
     def read(cls, text: str) -> Notice:
-        """What `FirstStart.read_notice` has printed; a ValueError, KeyError or TypeError means that it is no notice."""
+        """Parse the output of `FirstStart.read_notice`; raises ValueError, KeyError or TypeError if it is no notice."""
         found = json.loads(text)
         return cls(action=str(found["action"]), at=datetime.fromisoformat(found["time"]).astimezone(UTC))
 
     @property
     def left_s(self) -> float:
-        """Seconds until then, by the clock of this machine."""
+        """The seconds until then, by the clock of this machine."""
         return (self.at - datetime.now(UTC)).total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStart:
-    """What machines of a cloud do at their first start, beyond what all machines do.
+    """Actions of a cloud's machines at their first start, in addition to those of all machines.
 
     Attributes:
-        read_notice: body of a POSIX shell function that prints the notice of the machine's end, and prints nothing
-            while there is none: {"action": "terminate", "time": "2030-01-01T12:00:00Z"}. It may use `ask`, which is
-            curl with a short timeout. It runs every two seconds.
-        open_metadata: whether containers may reach the metadata service of their machine.
-        open_ports: ports of 169.254.169.254 that stay open to everybody, such as 53 where it is the name server too.
-        files: text of further files, by path; they are there before sshd starts.
+        read_notice: body of a POSIX shell function that prints the notice of the machine's end, or nothing while there
+            is none: {"action": "terminate", "time": "2030-01-01T12:00:00Z"}. It may use `ask`, which is curl with a
+            short timeout. It runs every two seconds.
+        open_metadata: whether containers may access the metadata service of their machine.
+        open_ports: ports of 169.254.169.254 that remain open, such as 53 if it is also the name server.
+        files: text of further files, by path; they are written before sshd starts.
         commands: further shell commands.
     """
 
@@ -215,31 +214,31 @@ class FirstStart:
 class Cloud(Protocol):
     """The API of a cloud in one region, with the settings of one provider.
 
-    Every method may raise ProviderError when the cloud cannot be reached, and RefusedError when it refuses.
+    Every method may raise ProviderError if the cloud cannot be reached, and RefusedError if it refuses.
     """
 
     @property
     def name(self) -> str:
-        """The cloud in sentences, such as "AWS"."""
+        """The cloud in messages, such as "AWS"."""
         ...
 
     @property
     def region(self) -> str:
-        """The region in sentences."""
+        """The region in messages."""
         ...
 
     @property
     def no_room(self) -> frozenset[str]:
-        """The codes of a RefusedError, and of a machine that ended at once, after which another offer may succeed."""
+        """The codes of a RefusedError, or of a machine that ended at once, after which another offer may succeed."""
         ...
 
     @property
     def first_start(self) -> FirstStart:
-        """What machines of this cloud do at their first start."""
+        """The actions of this cloud's machines at their first start."""
         ...
 
     def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
-        """All offers that have what a pool requests, in any order.
+        """Return all offers that satisfy a pool's request, in any order.
 
         Raises:
             ConfigError: the cloud has no such accelerator.
@@ -248,29 +247,29 @@ class Cloud(Protocol):
         ...
 
     def launcher(self, request: PoolRequest) -> Launcher:
-        """Look up what the pool's machines boot from and which network they join. Creates nothing."""
+        """Look up the boot image and the network of the pool's machines. Creates nothing."""
         ...
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
-        """The machines of a pool, or of all pools, by tag; also those that are ending.
+        """Return the machines of a pool, or of all pools, by tag, including those that are ending.
 
-        Those that have ended are listed for a while as "ended", or not at all.
+        Ended ones are listed for a while as "ended", or not at all.
         """
         ...
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """End machines. Those that do not exist any more are ignored."""
+        """End machines. Those that no longer exist are ignored."""
         ...
 
     def others(self, pool: str | None = None) -> Sequence[Resource]:
-        """What else is tagged with a pool, or with any pool, such as a security group: with `node` -1.
+        """Return other resources tagged with a pool, or with any pool, such as a security group: with `node` -1.
 
-        Also what is only being made. `seen` is when the pool's client last noted that it is alive.
+        Those still being created are included. `seen` is when the pool's client last recorded that it is alive.
         """
         ...
 
     def remove(self, name: str) -> bool:
-        """Remove one of these; False if that has to wait for machines that are ending."""
+        """Remove one of these; return False if that has to wait for machines that are ending."""
         ...
 
 
@@ -278,15 +277,15 @@ class Launcher(Protocol):
     """Launches the machines of one pool."""
 
     def prepare(self) -> None:
-        """Create what the machines need, such as a security group, tagged with the pool."""
+        """Create what the machines require, such as a security group, tagged with the pool."""
         ...
 
     def launch(self, request: LaunchRequest) -> Sequence[str]:
-        """Launch machines; their ids in node order."""
+        """Launch machines, and return their ids in node order."""
         ...
 
     def renew(self) -> None:
-        """Note at the cloud that the pool's client is alive; called every ten minutes, and before a replacement.
+        """Record at the cloud that the pool's client is alive; called every ten minutes and before a replacement.
 
         Raises:
             PoolClosedError: another client has ended the pool.
@@ -299,7 +298,7 @@ class Launcher(Protocol):
 
 @contextmanager
 def ignoring(*codes: str) -> Iterator[None]:
-    """Go on where a call is refused with one of these codes."""
+    """Ignore a refusal with one of these codes."""
     try:
         yield
     except RefusedError as error:
@@ -309,10 +308,10 @@ def ignoring(*codes: str) -> Iterator[None]:
 
 @contextmanager
 def while_open(pool: str, what: str) -> Iterator[None]:
-    """Renew what a pool has at its cloud, in sentences such as "security group".
+    """Renew a resource of a pool, named `what` in messages, such as "security group".
 
     Raises:
-        PoolClosedError: it is gone.
+        PoolClosedError: it does not exist any more.
     """
     try:
         yield
@@ -323,10 +322,10 @@ def while_open(pool: str, what: str) -> Iterator[None]:
 
 
 def named(found: object, what: str, example: str, variable: str) -> str:
-    """A region or project, wherever it was found.
+    """Return the name of a region or project, as found in any of its sources.
 
     Raises:
-        ConfigError: it was found nowhere; says how to name it.
+        ConfigError: it was found in none; the message says how to set it.
     """
     if not found:
         raise ConfigError(f"No {what} is named. Write {example}, or set {variable}.")
@@ -334,18 +333,18 @@ def named(found: object, what: str, example: str, variable: str) -> str:
 
 
 def at_once(do: Callable[[T], R], given: Sequence[T]) -> list[R]:
-    """The results of calls of the cloud for each of these, made side by side."""
+    """Call the function for each argument, in parallel; return the results."""
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-cloud") as threads:
         return list(threads.map(do, given))
 
 
 def notes(pool: str) -> dict[str, str]:
-    """What is written on everything that is made for a pool: who has made it, for people to read."""
+    """Return the tags of all resources created for a pool: which client has created them, for people to read."""
     return {"pool": pool, "owner": ProcessId.of(os.getpid()).for_people, "user": current_user()}
 
 
 def leftover(kind: str, name: str, noted: Mapping[str, object]) -> Resource:
-    """Something of a pool that is no machine, with what is written on it; anybody at the cloud may write there."""
+    """Return the description of a pool's resource that is not a machine. Its tags are untrusted input."""
     times = (_number(noted.get(key)) for key in ("began", "seen"))
     pool, owner, user = (str(noted.get(key, "")) for key in ("pool", "owner", "user"))
     seen = max((each for each in times if each is not None), default=None)
@@ -363,7 +362,7 @@ def _number(noted: object) -> float | None:
 
 
 def find(cloud: Cloud) -> Sequence[Resource]:
-    """All machines of all pools in the form of `Provider.find`; what is left without machines has the node -1."""
+    """Return all machines of all pools in the form of `Provider.find`; resources without machines have node -1."""
     instances = cloud.instances()
     pools = {each.pool for each in instances if each.state != "ended"}
     machines = [_describe(each) for each in sorted(instances, key=lambda each: (each.pool, each.index)) if each.exists]
@@ -371,12 +370,12 @@ def find(cloud: Cloud) -> Sequence[Resource]:
 
 
 def sweep(cloud: Cloud) -> None:
-    """Remove what dead pools have left: they have no machine that runs, and no client has renewed them for an hour.
+    """Remove resources left by dead pools: without running machines, and not renewed by a client for an hour.
 
-    A pool that has lost all its machines and waits for others has something without machines as well, for any length
-    of time, but its client renews that. Clocks agree well enough: clouds refuse requests of a clock that is minutes
-    wrong. What does not say when it was seen is left alone. A failure is logged as a warning, since the pool that is
-    being opened does not depend on it.
+    A pool that has lost all its machines and waits for others also has resources without machines, possibly for long,
+    but its client renews them. Clocks agree well enough: clouds refuse requests from a clock that is minutes wrong.
+    Resources without a time of renewal are not touched. A failure is logged as a warning, since the pool being opened
+    does not depend on it.
     """
     old = [each for each in cloud.others() if (seen := each.get("seen")) and time.time() - seen > _FORGOTTEN_S]
     machines = [each for each in cloud.instances() if each.state != "ended"] if old else []
@@ -411,13 +410,13 @@ def _describe(instance: Instance) -> Resource:
 
 
 def destroy(cloud: Cloud, pool: str) -> None:
-    """End all machines of a pool, wait until they are gone, and remove what is left. Idempotent.
+    """End all machines of a pool, wait until they have ended, and remove its other resources. Idempotent.
 
-    A launch may be under way in another process. Its machines need what is left, such as a security group: either they
-    cannot start any more, or that cannot be removed yet, and the machines are found when they are looked for again.
+    A launch may be in progress in another process. Its machines need those resources, such as a security group: either
+    they can no longer start, or the resource cannot be removed yet, and the machines are found by the next search.
 
     Raises:
-        ProviderError: the cloud refuses, or machines do not end in time; the message says what is left.
+        ProviderError: the cloud refuses, or machines do not end in time; the message names what remains.
     """
     deadline = time.monotonic() + _ENDED_WITHIN_S
     while True:

@@ -1,17 +1,17 @@
-"""The first start of a machine: what cloud-init is told, the services that it starts, and the SSH keys of the pool.
+"""The first start of a machine: user data for cloud-init, the services that it starts, and the SSH keys of the pool.
 
-The user data holds the first host key, the user who may log in, and three systemd services:
+The user data contains the first host key, the user who may log in, and three systemd services:
 
 - the guard, which shuts the machine down after its pool;
-- the exchange of the host key. Each launch has a first host key, which reaches its machines before sshd starts. Whoever
-  may read user data knows that key, so it serves for one connection only: over that connection the client learns the
-  key that the machine has generated itself, trusts only that one from then on, and tells the machine. Its sshd then
-  forgets the first;
-- the rule that closes the metadata service to containers. That service, at 169.254.169.254, gives user data and the
-  machine's credentials to whoever asks on the machine. Containers use the machine's network and may run as root, so
-  neither address nor user tells them from the machine's own services. Their control group does, and they cannot leave
-  it without SYS_ADMIN. A root service therefore makes the firewall accept what comes from its own control group and
-  refuse everything else. It alone can ask for the cloud's notices, and writes them into a file, which the allocation
+- the exchange of the host key. Each launch has a first host key, which reaches its machines before sshd starts. As user
+  data can be read by others, that key is used for one connection only: over it the client receives the key that the
+  machine has generated itself, trusts only that one from then on, and confirms this to the machine. Its sshd then drops
+  the first key;
+- the rule that closes the metadata service to containers. That service, at 169.254.169.254, returns user data and the
+  machine's credentials to any caller on the machine. Containers use the machine's network and may run as root, so
+  neither address nor user distinguishes them from the machine's own services. Their control group does, and they cannot
+  leave it without SYS_ADMIN. A root service therefore makes the firewall accept traffic of its own control group and
+  reject all other. Only this service can query the cloud's notices; it writes them to a file, which the allocation
   reads.
 """
 
@@ -30,8 +30,8 @@ from typing import Final, TypeAlias
 from skyward.errors import ProviderError
 from skyward.providers.cloud.base import FirstStart
 
-USER: Final = "skyward"  # who logs in, whatever the machine image
-_Service: TypeAlias = "tuple[str, list[dict[str, str]]]"  # its name at systemd, and its files
+USER: Final = "skyward"  # the login user, for every machine image
+_Service: TypeAlias = "tuple[str, list[dict[str, str]]]"  # name of the systemd unit, and its files
 _UNIT = """[Unit]
 Description={about}
 
@@ -46,14 +46,14 @@ WantedBy=multi-user.target
 def user_data(
     login_public: str, first: FirstHostKey, lease_s: float, start: FirstStart, budget_s: float | None = None
 ) -> str:
-    """The configuration for cloud-init.
+    """Return the configuration for cloud-init.
 
     Args:
         login_public: public half of the key that the client logs in with.
-        first: the host key that the machine starts with.
+        first: the host key with which the machine starts.
         lease_s: how long the pool's nodes outlive its client.
-        start: what is particular to the cloud.
-        budget_s: how long the machine may run at all, unless its client says otherwise later; None for no limit.
+        start: additional actions of the cloud.
+        budget_s: maximum running time of the machine, unless its client changes it later; None for no limit.
     """
     user = {"name": USER, "groups": ["docker"], "shell": "/bin/sh", "lock_passwd": True}
     services = (_guard(lease_s, budget_s), _host_key(), _metadata(start))
@@ -69,7 +69,7 @@ def user_data(
 
 
 def _service(name: str, about: str, script: str, arguments: str, after: str = "", before: str = "") -> _Service:
-    """A systemd service that runs a script."""
+    """Return a systemd service that runs a script."""
     path = f"/usr/local/sbin/{name}"
     lines = "\n".join(filter(None, (before, f"ExecStart=/bin/sh {path} {arguments}", after)))
     unit = _UNIT.format(about=about, lines=lines)
@@ -82,10 +82,10 @@ def _service(name: str, about: str, script: str, arguments: str, after: str = ""
 # the guard ----------------------------------------------------------------------------------------------------
 
 MARK: Final = "/run/skyward-guard"  # exists while the guard runs
-STATE: Final = f"/run/skyward/{USER}"  # the watchdog's directory; root makes it, and only that user can enter it
-_BOOT_S = 600  # how long a machine waits for its pool's first sign of life
+STATE: Final = f"/run/skyward/{USER}"  # the watchdog's directory, created by root and accessible to that user only
+_BOOT_S = 600  # how long a machine waits for its pool's first lease
 _IDLE_S = 60.0  # how long it waits for another pool after the last one
-# The guard is root, and the files are a user's: it looks at names and ages of files, never at their content.
+# The guard runs as root, and the files belong to a user: it uses names and ages of files, never their content.
 GUARD: Final = r"""#!/bin/sh
 # Shuts the machine down when no live pool holds a lease on it, and when its pool's budget is spent.
 LC_ALL=C folder=$1 mark=$2 left=$3 idle=$4 budget=$5
@@ -141,7 +141,7 @@ def _guard(lease_s: float, budget_s: float | None) -> _Service:
 HOST_KEY: Final = "/etc/ssh/ssh_host_ed25519_key"  # cloud-init writes the first one here
 _EXCHANGE: Final = "/run/skyward-host-key"
 PUBLIC: Final = f"{_EXCHANGE}/public"  # the public half of the machine's own key
-TRUSTED: Final = f"{_EXCHANGE}/client/trusted"  # the client makes this file; nobody reads it
+TRUSTED: Final = f"{_EXCHANGE}/client/trusted"  # created by the client; its content is ignored
 KEY_SCRIPT: Final = r"""#!/bin/sh
 # Generates a host key, shows its public half, and gives it to sshd when the client trusts it.
 key=$1 place=$2 user=$3
@@ -167,19 +167,19 @@ def _host_key() -> _Service:
 
 
 def public_key(output: str) -> str | None:
-    """The public key in the last line of a machine's output, as `known_hosts` has it; None if there is none."""
+    """Return the public key in the last line of a machine's output, as in `known_hosts`; None if there is none."""
     found = _LINE.fullmatch((output.strip().splitlines() or [""])[-1].strip())
     return found[1] if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class FirstHostKey:
-    """The host key that the machines of one launch have until the client has connected to them.
+    """The host key of one launch's machines until the client has connected to them.
 
     Attributes:
-        known_hosts: a file that names it, for the first connection to each machine alone.
-        public: as a line of text.
-        private: goes into user data.
+        known_hosts: known_hosts file with it, only for the first connection to each machine.
+        public: its public half, as a line of text.
+        private: its private half, for user data.
     """
 
     known_hosts: Path
@@ -187,13 +187,13 @@ class FirstHostKey:
     private: str = field(repr=False)
 
     def trust(self, addresses: Iterable[str]) -> None:
-        """Write down that the machines at these addresses have it."""
+        """Write the known_hosts file for machines at these addresses."""
         _write_known_hosts(self.known_hosts, dict.fromkeys(addresses, " ".join(self.public.split()[:2])))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolKeys:
-    """The keys of a pool, in a directory that only its owner can open.
+    """The keys of a pool, in a directory accessible to its owner only.
 
     Attributes:
         folder: that directory.
@@ -214,7 +214,7 @@ class PoolKeys:
         return keys
 
     def copy(self, folder: Path) -> PoolKeys:
-        """The same in another directory that only its owner can open."""
+        """Copy the keys to another directory accessible to its owner only."""
         for path in (self.login_key, self.known_hosts):
             shutil.copyfile(path, folder / path.name)
             (folder / path.name).chmod(0o600)
@@ -222,7 +222,7 @@ class PoolKeys:
 
     @property
     def login_key(self) -> Path:
-        """The private key that the client logs in with."""
+        """The private key with which the client logs in."""
         return self.folder / "key"
 
     @property
@@ -232,11 +232,11 @@ class PoolKeys:
 
     @property
     def known_hosts(self) -> Path:
-        """The host keys that machines have generated: the only ones that are trusted after the first connection."""
+        """The host keys generated by the machines: the only ones trusted after the first connection."""
         return self.folder / "known_hosts"
 
     def first_host_key(self, launch: int) -> FirstHostKey:
-        """A host key for the machines of the launch with this number. Its private half is kept in no file.
+        """Generate a host key for the machines of the launch with this number. Its private half remains in no file.
 
         Raises:
             ProviderError: the system has no ssh-keygen.
@@ -250,7 +250,7 @@ class PoolKeys:
         return FirstHostKey(known_hosts, public, private)
 
     def trust(self, keys: Mapping[str, str]) -> None:
-        """Write down the only host keys to trust, by address."""
+        """Write the only host keys to trust, by address."""
         _write_known_hosts(self.known_hosts, keys)
 
 
@@ -270,7 +270,7 @@ def _public(path: Path) -> str:
 
 
 def _write_known_hosts(path: Path, keys: Mapping[str, str]) -> None:
-    """Replace a file of known hosts atomically."""
+    """Replace a known_hosts file atomically."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text("".join(f"{address} {key}\n" for address, key in sorted(keys.items())))
     fresh.replace(path)
@@ -279,9 +279,9 @@ def _write_known_hosts(path: Path, keys: Mapping[str, str]) -> None:
 # the metadata service -------------------------------------------------------------------------------------------
 
 _METADATA: Final = "/run/skyward-metadata"
-READY: Final = f"{_METADATA}/ready"  # exists once the metadata service is closed, or is meant to stay open
-NO_NOTICES: Final = f"{_METADATA}/blind"  # exists where the firewall cannot match control groups: nobody reads notices
-NOTICE: Final = f"{_METADATA}/notice"  # in the cloud's own words
+READY: Final = f"{_METADATA}/ready"  # exists once the metadata service is closed, or if it is to stay open
+NO_NOTICES: Final = f"{_METADATA}/blind"  # exists if the firewall cannot match control groups: notices cannot be read
+NOTICE: Final = f"{_METADATA}/notice"  # as written by `read_notice`
 _METADATA_SCRIPT: Final = r"""#!/bin/sh
 # Closes the metadata service to everything but this script unless told "open", and reads the cloud's notices.
 place=$1 access=$2 address=169.254.169.254

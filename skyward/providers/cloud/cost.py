@@ -1,8 +1,8 @@
-"""What machines cost: which offers are tried in which order, what a pool has spent, and when its budget is spent.
+"""Costs of machines: the order in which offers are tried, the amount that a pool has spent, and the end of its budget.
 
 The client ends the machines of a pool whose budget is spent. Each machine also knows when that is due, and its guard
-shuts it down some seconds later, whether or not a client is there. What counts is the time of machines at their price
-at the launch; disks and traffic do not.
+shuts it down some seconds later, with or without a client. The cost is the machines' time at their price at the launch;
+disks and traffic are not included.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MARKETS: dict[AllocationStrategy, tuple[Market, ...]] = {
     "cheapest": ("spot", "on-demand"),
 }
 _ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
-_MAX_TYPES = 6  # that are priced and tried; the next ones are several times as large
-_CPU_WEIGHT, _GB_WEIGHT = 8.0, 1.0  # a processor costs about as much as 8 GiB: the order before prices are known
+_MAX_TYPES = 6  # types that are priced and tried; the next ones are several times as large
+_CPU_WEIGHT, _GB_WEIGHT = 8.0, 1.0  # a processor costs about as much as 8 GiB: for the order before prices are known
 _MIN_CPUS, _MIN_GB = 2, 4.0
 _REPORT_EVERY_S = 3600.0
-WARN_AT = 0.8  # of the budget
-GUARD_LATER_S = 10.0  # by which a machine's own guard comes after the client
+WARN_AT = 0.8  # part of the budget
+GUARD_LATER_S = 10.0  # delay of a machine's own guard after the client
 _LOOK_S = 1.0
-_LONGEST_S = 1e8  # three years; the scripts on machines take nine digits
+_LONGEST_S = 1e8  # three years; the scripts on machines accept nine digits
 
 
 def strategy_of(allocation: object) -> AllocationStrategy:
-    """The value of `allocation=`; "spot-if-available" when it is None.
+    """Return the strategy of `allocation=`; "spot-if-available" for None.
 
     Raises:
         ConfigError: there is no such strategy.
@@ -53,7 +53,7 @@ def strategy_of(allocation: object) -> AllocationStrategy:
 
 
 def find_offers(cloud: Cloud, request: PoolRequest) -> list[MachineOffer]:
-    """The offers for a pool, the one to try first at the front.
+    """Return the offers for a pool, in the order in which they are to be tried.
 
     Raises:
         ConfigError: the cloud has no such accelerator, or there is no such allocation.
@@ -67,7 +67,7 @@ def find_offers(cloud: Cloud, request: PoolRequest) -> list[MachineOffer]:
 
 
 def priced(offers: Sequence[MachineOffer]) -> list[MachineOffer]:
-    """The offers whose price is known, without which no budget can be kept.
+    """Return the offers with a known price, without which no budget can be kept.
 
     Raises:
         ProviderError: there is none.
@@ -82,16 +82,16 @@ def priced(offers: Sequence[MachineOffer]) -> list[MachineOffer]:
 
 
 def in_order(offers: Sequence[MachineOffer], strategy: AllocationStrategy) -> list[MachineOffer]:
-    """The offers by market and price; those of one price stay in the cloud's order."""
+    """Return the offers by market and price; those of one price stay in the cloud's order."""
     rank = {market: 0 if strategy == "cheapest" else number for number, market in enumerate(_MARKETS[strategy])}
     return sorted(offers, key=lambda each: (rank[each.market], math.inf if each.hourly is None else each.hourly))
 
 
 def within_budget(offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: float | None) -> list[MachineOffer]:
-    """The offers whose machines cost at most this much together, in USD per hour.
+    """Return the offers whose machines together cost at most this much, in USD per hour.
 
     Raises:
-        ProviderError: there is none; names the cheapest.
+        ProviderError: there is none; the message names the cheapest.
     """
     if max_hourly_cost is None:
         return list(offers)
@@ -107,10 +107,10 @@ def within_budget(offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: f
 
 
 def of_accelerator(known: Mapping[str, T], request: PoolRequest, otherwise: T, provider: str, example: str) -> T:
-    """What a cloud knows about the accelerator of a pool; without one, or with the name of a machine, it need not.
+    """Return the entry for a pool's accelerator, `otherwise` without one or for an unknown one with `machine=`.
 
     Raises:
-        ConfigError: it knows none of that name.
+        ConfigError: there is no entry of that name.
     """
     asked = request.accelerator
     if asked is None or (request.machine and asked.name not in known):
@@ -124,15 +124,15 @@ def of_accelerator(known: Mapping[str, T], request: PoolRequest, otherwise: T, p
 
 
 def suitable(listed: Sequence[MachineType], request: PoolRequest, region: str) -> list[MachineType]:
-    """The types that are large enough for a pool's nodes, about the cheapest first; at most six.
+    """Return the types that are large enough for a pool's nodes, approximately the cheapest first; at most six.
 
-    Without `cpus` and `memory_gb` a machine has at least 2 processors and 4 GiB. A type named by `machine` is taken
-    whatever its size.
+    Without `cpus` and `memory_gb` a machine has at least 2 processors and 4 GiB. A type named by `machine` is accepted
+    whatever its number of processors and memory.
 
     Args:
-        listed: the types of that name, or of the families that come into question.
+        listed: the types of that name, or of the families in question.
         request: the pool.
-        region: the cloud's region in sentences.
+        region: the cloud's region in messages.
 
     Raises:
         ProviderError: there is none, or it has too few GPUs or another architecture.
@@ -152,7 +152,7 @@ def suitable(listed: Sequence[MachineType], request: PoolRequest, region: str) -
             f"{', '.join(map(_size, listed[:4])) or 'none of that name'}. Ask for less, name another region, or set "
             "architecture=."
         )
-    # a machine with fewer GPUs to spare comes before one with cheaper processors
+    # a machine with fewer excess GPUs comes before one with cheaper processors
     return sorted(found, key=lambda each: (each.gpus, each.cpus * _CPU_WEIGHT + each.memory_gb * _GB_WEIGHT))[
         :_MAX_TYPES
     ]
@@ -174,19 +174,19 @@ def _size(each: MachineType) -> str:
 
 @dataclass(slots=True)
 class _Use:
-    """How long a machine has run, by this process' clock; `ended` is None while it runs."""
+    """The running time of a machine, by this process's clock; `ended` is None while it runs."""
 
     offer: MachineOffer
     began: float
     ended: float | None = None
 
     def cost(self, now: float) -> float:
-        """USD until now; 0 where the price is not known."""
+        """Return the USD until now; 0 if the price is unknown."""
         return (self.offer.hourly or 0.0) * ((self.ended or now) - self.began) / 3600
 
 
 class CostMeter:
-    """Counts each machine from its launch to its end.
+    """Counts the time and cost of each machine from its launch to its end.
 
     Args:
         report: receives the reports, from the first machine on.
@@ -199,7 +199,7 @@ class CostMeter:
         self._ended = threading.Event()
 
     def start(self, offer: MachineOffer, machines: Iterable[str]) -> None:
-        """Count machines, given by their ids, at an offer's price."""
+        """Start counting machines, given by their ids, at an offer's price."""
         now = time.monotonic()
         with self._lock:
             first = not self._uses
@@ -208,29 +208,29 @@ class CostMeter:
             threading.Thread(target=self._report_hourly, name="skyward-cost", daemon=True).start()
 
     def stop(self, machine: str) -> None:
-        """Stop counting a machine that ended before the pool. Idempotent."""
+        """Stop counting a machine that has ended before the pool. Idempotent."""
         with self._lock:
             use = self._uses[machine]
             use.ended = use.ended or time.monotonic()
 
     def spent(self) -> float:
-        """USD of all machines until now."""
+        """Return the USD of all machines until now."""
         now = time.monotonic()
         with self._lock:
             return sum(use.cost(now) for use in self._uses.values())
 
     def hourly(self) -> float:
-        """USD per hour of the machines that run."""
+        """Return the USD per hour of the running machines."""
         with self._lock:
             return sum(use.offer.hourly or 0.0 for use in self._uses.values() if use.ended is None)
 
     def running(self) -> list[str]:
-        """The machines that run."""
+        """Return the running machines."""
         with self._lock:
             return [machine for machine, use in self._uses.items() if use.ended is None]
 
     def end(self, *, has_ended: bool = True) -> None:
-        """Count no more, and report the total if all machines have ended."""
+        """Stop reporting, and report the total if all machines have ended."""
         self._ended.set()
         if self._uses and has_ended:
             self._report_total("")
@@ -255,11 +255,11 @@ class Budget:
     """The USD that a pool may spend.
 
     Args:
-        usd: how many; None for no limit.
+        usd: the amount; None for no limit.
         pool: identifier of the pool.
-        meter: counts what it spends.
+        meter: counts what the pool spends.
         report: receives the warning.
-        spent: is told once, in a sentence, that nothing is left, in a thread of its own.
+        spent: called once with a sentence when nothing is left, in a separate thread.
     """
 
     def __init__(
@@ -271,37 +271,37 @@ class Budget:
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """Watch it from now on."""
+        """Start watching it."""
         self._began = time.monotonic()
         if self._is_limited:
             threading.Thread(target=self._watch, name=f"skyward-{self._pool}-budget", daemon=True).start()
 
     def end(self) -> None:
-        """Watch it no more."""
+        """Stop watching it."""
         self._ended.set()
 
     def left_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float:
-        """Seconds until it is spent by the machines that run, and by so many more of an offer."""
+        """Return the seconds until it is spent by the running machines, and by this many more of an offer."""
         hourly = self._meter.hourly() + (nodes * (offer.hourly or 0.0) if offer is not None else 0.0)
         left = max(0.0, self._usd - self._meter.spent())
         return min(_LONGEST_S, left / hourly * 3600) if hourly else _LONGEST_S
 
     def guard_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float | None:
-        """Seconds after which a machine ends itself; None without a limit."""
+        """Return the seconds after which a machine shuts itself down; None without a limit."""
         return math.ceil(self.left_s(offer, nodes) + GUARD_LATER_S) if self._is_limited else None
 
     def longest_s(self, offer: MachineOffer) -> float | None:
-        """Seconds after which one machine of an offer has spent it alone; None without a limit."""
+        """Return the seconds after which one machine of an offer alone has spent it; None without a limit."""
         if not self._is_limited:
             return None
         left = max(0.0, self._usd - self._meter.spent())
         return min(_LONGEST_S, math.ceil(left / (offer.hourly or math.inf) * 3600 + GUARD_LATER_S))
 
     def check(self) -> None:
-        """Refuse to rent anything once it is spent.
+        """Refuse to rent machines once it is spent.
 
         Raises:
-            BudgetSpentError: it is.
+            BudgetSpentError: it is spent.
         """
         if self._meter.spent() >= self._usd:
             raise BudgetSpentError(self._text())

@@ -1,6 +1,6 @@
-"""From offers to machines that can be used: one request per offer until the cloud has room, and the wait that follows.
+"""From offers to usable machines: one request per offer until the cloud has room, and the subsequent wait.
 
-A machine can be used when it runs, its sshd answers, its setup has finished, and it has a host key of its own.
+A machine is usable when it runs, its sshd answers, its setup has finished, and it has its own host key.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _RETRY_S = 1.0
 _RUN_POLL_S, _POLL_S = 1.0, 0.2
 _MAX_PARALLEL = 16
 _SSH_OPTIONS = ("-o", "ConnectTimeout=5")
-_NOT_CONNECTED = 255  # ssh's exit status when there is no connection
-# Prints what is still missing; when nothing is, the public half of the machine's own host key.
+_NOT_CONNECTED = 255  # ssh's exit status without a connection
+# Prints what is still missing, else the public half of the machine's own host key.
 _CHECK = r"""
 left=20
 while [ $left -gt 0 ]; do
@@ -59,9 +59,9 @@ class Batch:
     Attributes:
         pool: identifier of the pool.
         nodes: number of machines.
-        user_data: gives cloud-init's configuration for machines of an offer.
-        longest_s: gives the `longest_s` of machines of an offer.
-        number: 0 for the pool's first machines; each replacement has the next one.
+        user_data: returns the configuration for cloud-init for machines of an offer.
+        longest_s: returns the `longest_s` for machines of an offer.
+        number: 0 for the pool's first machines, counted up for each replacement.
     """
 
     pool: str
@@ -71,7 +71,7 @@ class Batch:
     number: int = 0
 
     def request(self, offer: MachineOffer, attempt: int) -> LaunchRequest:
-        """The request for these machines, as the attempt with this number."""
+        """Return the request for these machines, for the attempt with this number."""
         token = f"skyward-{self.pool}-{attempt}" + (f"-again-{self.number}" if self.number else "")
         return LaunchRequest(
             token=token,
@@ -85,13 +85,13 @@ class Batch:
 def launch(
     cloud: Cloud, launcher: Launcher, batch: Batch, offers: Sequence[MachineOffer], report: Report
 ) -> tuple[MachineOffer, list[Instance]]:
-    """Launch machines by the first offer that the cloud has room for.
+    """Launch machines of the first offer that the cloud has room for.
 
     Returns:
-        The offer, and the machines in node order. They run.
+        The offer, and the running machines in node order.
 
     Raises:
-        ProviderError: the cloud has no room for any offer; lists what was tried.
+        ProviderError: the cloud has no room for any offer; the message lists what was tried.
     """
     tried, said = list[str](), dict[str, None]()
     for attempt, offer in enumerate(offers):
@@ -115,7 +115,7 @@ def launch(
 
 
 def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str], report: Report) -> list[Instance]:
-    """Wait until all machines run and have an address.
+    """Wait until all machines run and have an address; return them in the order of `ids`.
 
     Raises:
         RefusedError: one has ended already, for example because the cloud has run out of room.
@@ -146,13 +146,13 @@ def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str], report: Report) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingMachine:
-    """A machine that runs, and may not be usable yet.
+    """A machine that runs, but may not be usable yet.
 
     Attributes:
         id: such as "i-0123".
-        address: where it is reached.
-        first: how to reach it while it has the host key of its user data.
-        host: how to reach it once it has the host key that it has generated.
+        address: its address for the client.
+        first: SSH settings while it has the host key from its user data.
+        host: SSH settings once it has the host key that it has generated.
     """
 
     id: str
@@ -162,7 +162,7 @@ class StartingMachine:
 
     @property
     def name(self) -> str:
-        """The machine at the beginning of a sentence."""
+        """Name of the machine for the beginning of a sentence."""
         return f"The machine {self.id} at {self.address}"
 
 
@@ -174,22 +174,21 @@ def wait_ready(
     pool_ended: threading.Event,
     running_machines: Callable[[], Collection[str]],
 ) -> None:
-    """Block until all machines can be used and have host keys of their own.
+    """Block until all machines are usable and have their own host keys.
 
     Args:
         machines: the machines.
         gpus: whether NVIDIA's driver must work.
-        trust: receives address and public host key of each machine, as the machine has said them over the first
-            connection; when it returns, `host` of that machine leads to a machine with this key and to no other. Called
-            in several threads.
-        report: is told how many are ready.
-        pool_ended: set by another thread when the pool needs them no more.
-        running_machines: asks the cloud which of the pool's machines have not ended; called every few seconds.
+        trust: receives address and public host key of each machine, as read over the first connection; when it returns,
+            `host` of that machine accepts only this key. Called in several threads.
+        report: receives the number of ready machines.
+        pool_ended: set by another thread when the pool no longer needs them.
+        running_machines: queries which of the pool's machines have not ended; called every few seconds.
 
     Raises:
-        ProviderError: a machine has another host key than it was given, has ended, or is not ready in time; says what
-            is missing.
-        PoolClosedError: the pool needs them no more.
+        ProviderError: a machine does not have the given host key, has ended, or is not ready in time; the message says
+            what is missing.
+        PoolClosedError: the pool no longer needs them.
     """
     began = reported = time.monotonic()
     ended = threading.Event()
@@ -210,13 +209,13 @@ def wait_ready(
                         if machine.id not in left_there:
                             raise ProviderError(f"{machine.name} has ended before it was ready.")
         finally:
-            ended.set()  # after a failure, and after Ctrl-C, the other machines are not waited for
+            ended.set()  # after a failure or Ctrl-C, stop waiting for the other machines
     for error in [error for each in waits if (error := each.exception()) is not None]:
         raise error
 
 
 def _wait_one(machine: StartingMachine, gpus: bool, trust: Callable[[str, str], None], ended: threading.Event) -> None:
-    """Block until a machine can be used with its own host key, or `ended` is set."""
+    """Block until a machine is usable with its own host key, or `ended` is set."""
     output = _wait_setup(machine, gpus, ended)
     if output is None:
         return
@@ -228,7 +227,7 @@ def _wait_one(machine: StartingMachine, gpus: bool, trust: Callable[[str, str], 
 
 
 def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) -> str | None:
-    """Block until nothing is missing on a machine; what it prints then, None if `ended` was set before."""
+    """Block until nothing is missing on a machine; return its output, None if `ended` was set before."""
     problem = "no connection yet"
     words = ("sh", "-c", _CHECK, "sh", MARK, str(int(gpus)), READY, PUBLIC)
     command = machine.first.command(*words, options=_SSH_OPTIONS)
@@ -242,7 +241,7 @@ def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) ->
             problem = "; ".join(missing) or "it did not answer"
             continue
         problem = _last_line(errors)
-        if "host key" in errors.lower():  # another machine answers at this address, or the image keeps its own key
+        if "host key" in errors.lower():  # another machine has this address, or the image has kept its own key
             raise ProviderError(
                 f"{machine.name} does not have the host key that it was given, so that it was not trusted with "
                 f"anything: {problem}. Its image must run cloud-init."
@@ -254,7 +253,7 @@ def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) ->
 
 
 def _wait_own_key(machine: StartingMachine, ended: threading.Event) -> None:
-    """Tell a machine that its own host key is trusted, and block until sshd uses that instead of the first one.
+    """Confirm to a machine that its own host key is trusted, and block until sshd uses that one.
 
     Raises:
         ProviderError: sshd keeps the first one.
@@ -263,7 +262,7 @@ def _wait_own_key(machine: StartingMachine, ended: threading.Event) -> None:
     connect = machine.host.command("true", options=_SSH_OPTIONS)
     deadline = time.monotonic() + _OWN_KEY_WITHIN_S
     while not ended.is_set():
-        _run(tell, ended)  # fails when sshd has the new key already, and when the connection breaks: `connect` decides
+        _run(tell, ended)  # fails if sshd already uses the new key or the connection breaks: `connect` decides
         status, _, errors = _run(connect, ended)
         if status == 0 or ended.is_set():
             return
@@ -281,7 +280,7 @@ def _last_line(errors: str) -> str:
 
 
 def _run(command: Sequence[str], ended: threading.Event) -> tuple[int, str, str]:
-    """Run a command until it ends, takes too long, or `ended` is set; its exit status and output."""
+    """Run a command until it ends, takes too long, or `ended` is set; return its exit status and output."""
     deadline = time.monotonic() + _COMMAND_S
     try:
         process = subprocess.Popen(
@@ -290,7 +289,7 @@ def _run(command: Sequence[str], ended: threading.Event) -> tuple[int, str, str]
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the client alone
+            start_new_session=True,  # Ctrl-C is for the client only
         )
     except OSError as error:
         raise ProviderError(f"The ssh command could not be started ({error}). Install OpenSSH's client.") from error

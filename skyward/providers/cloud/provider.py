@@ -1,4 +1,4 @@
-"""The base class of providers that rent machines from a cloud: the settings and methods that all of them share."""
+"""The base class of providers that rent machines from a cloud: common settings and methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skyward.providers.cloud.cost import find_offers, strategy_of
 from skyward.providers.ssh import SSH, SshAllocation
 from skyward.ssh.connection import handed_hosts
 
-_ADDRESS_SERVICE = "https://checkip.amazonaws.com"  # returns the public address of its caller, who need not use AWS
+_ADDRESS_SERVICE = "https://checkip.amazonaws.com"  # returns the public address of any caller, even without AWS
 _TIMEOUT_S = 10.0
 
 
@@ -35,7 +35,7 @@ class CloudProvider(Provider):
     """A provider that rents machines; see `sky.AWS` for the meaning of the fields."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(mounts=True, rents=True, default_lease_s=300.0)
-    library: ClassVar[tuple[str, str]]  # a module of the cloud's library, and the package that has it
+    library: ClassVar[tuple[str, str]]  # a module of the cloud's library, and its package
     region: str | None = None
     _: KW_ONLY
     disk_gb: int | None = None
@@ -57,33 +57,33 @@ class CloudProvider(Provider):
 
     @abstractmethod
     def cloud(self) -> Cloud:
-        """The API of the cloud, with these settings."""
+        """Return the API of the cloud, with these settings."""
 
     def check_installed(self) -> None:
-        """Raise ConfigError if the cloud's library is not installed; it is not imported, which takes a while."""
+        """Raise ConfigError if the cloud's library is not installed; does not import it, as that takes long."""
         module, package = self.library
         try:
             found = find_spec(module)
-        except ModuleNotFoundError:  # not even what it is a part of
+        except ModuleNotFoundError:  # its parent package is missing
             found = None
         if found is None:
             title = f"sky.{type(self).__name__}()"
             raise ConfigError(f"{title} needs {package}. Install it with `pip install 'skyward[{self.name}]'`.")
 
     def check(self, request: PoolRequest) -> None:
-        """Refuse an unknown `allocation=`, and to make a pool without the cloud's library.
+        """Reject an unknown `allocation=`, and pools without the cloud's library.
 
         Raises:
             ConfigError: there is no such allocation, or the library is missing.
         """
         super().check(request)
         strategy_of(request.allocation)
-        on_node = ENV_VAR in os.environ  # where a module of the user's may make a pool that is never opened
-        if not on_node and not handed_hosts():  # the machines of a detached run have been rented by who started it
+        on_node = ENV_VAR in os.environ  # where a user module may create a pool that is never opened
+        if not on_node and not handed_hosts():  # machines of a detached run were rented by the starting client
             self.check_installed()
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """The offers for a pool, in the order in which they are tried.
+        """Return the offers for a pool, in the order in which they are tried.
 
         Raises:
             ConfigError: the cloud has no such accelerator.
@@ -102,10 +102,11 @@ class CloudProvider(Provider):
         ]
 
     def open(self, request: PoolRequest) -> Allocation:
-        """The machines of a pool; none is rented yet. In a detached run they are those that were rented for it.
+        """Return the allocation of a pool's machines, none of which is rented yet; in a detached run, those rented for
+        it.
 
         Raises:
-            ConfigError: fewer were rented for the run.
+            ConfigError: fewer were rented for the run than the pool requests.
         """
         handed = handed_hosts()
         if not handed:
@@ -118,14 +119,14 @@ class CloudProvider(Provider):
         return self.ssh_allocation(request, list(handed.values()))
 
     def rent(self, request: PoolRequest) -> CloudAllocation:
-        """Machines that are rented for a pool; none is yet."""
+        """Return the allocation of a pool's machines, none of which is rented yet."""
         return CloudAllocation(self, self.cloud(), request)
 
     def find(self) -> Sequence[Resource]:
-        """Every machine of every pool in the region: pool, node, name, state, owner, user, type, market, host.
+        """Return every machine of every pool in the region: pool, node, name, state, owner, user, type, market, host.
 
-        And its cost in USD: `hourly`, the price at its launch, and `cost` so far; None where no price was known.
-        What is left of a pool without machines is found too; its node is -1.
+        Also their cost in USD: `hourly`, the price at the launch, and `cost` so far; None if no price was known.
+        Resources of a pool without machines are included, with node -1.
 
         Raises:
             ProviderError: the cloud cannot be reached.
@@ -133,10 +134,10 @@ class CloudProvider(Provider):
         return find(self.cloud())
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a node, with the keys of its pool, which lie on the client's machine while that runs.
+        """Return access to a node, using its pool's keys, which exist on the client's machine while the client runs.
 
         Raises:
-            ProviderError: the keys are not here, or the machine cannot be reached or has no such node.
+            ProviderError: the keys are not on this machine, or the rented one cannot be reached or has no such node.
         """
         folder = next((each for each in pool_directories() if each.pool == f"{node['pool']}.{self.name}"), None)
         if folder is None:
@@ -152,24 +153,24 @@ class CloudProvider(Provider):
         return ssh.enter(found[0])
 
     def destroy(self, pool_id: str) -> None:
-        """End everything of a pool at the cloud, whoever started it, and wait until it is gone. Idempotent.
+        """End all resources of a pool at the cloud, whichever client started it, and wait for their end. Idempotent.
 
         Raises:
-            ProviderError: the cloud cannot be reached, or machines do not end; names them.
+            ProviderError: the cloud cannot be reached, or machines do not end, which the message names.
         """
         destroy(self.cloud(), pool_id)
 
     def ssh_allocation(self, request: PoolRequest, hosts: Sequence[SshHost]) -> SshAllocation:
-        """The allocation of machines that run, as any others that are reached by SSH."""
+        """Return the allocation of running machines as SSH hosts."""
         rights = Rights.of(f"sky.{type(self).__name__}", self.user, self.privileges)
-        everything = replace(request, at_least=None)  # all machines cost money, so none of them is left out
+        everything = replace(request, at_least=None)  # all machines cost money, so none may be left out
         return SshAllocation(everything, hosts, registry=self.registry, build=self.build, rights=rights)
 
     def client_cidr(self, inside: str) -> str:
-        """The addresses that may log in to machines: this client's alone, or those inside of the machines' network.
+        """Return the addresses that may log in to machines: this client's, or those of the machines' network.
 
         Raises:
-            ProviderError: this client's public address cannot be found out.
+            ProviderError: this client's public address cannot be determined.
         """
         if self.use_private_ip:
             return inside
@@ -188,16 +189,16 @@ class CloudProvider(Provider):
         return f"{address}/{address.max_prefixlen}"
 
     def root_disk_gb(self, image: str, own_gb: int, request: PoolRequest) -> int:
-        """Size of the root disk of a machine, with room for the pool's image beyond what the machine image takes.
+        """Return the size of a machine's root disk in GB, with room for the pool's image beside the machine image.
 
         Args:
-            image: the machine image in sentences.
-            own_gb: what that takes.
+            image: the machine image in messages.
+            own_gb: size of the machine image in GB.
             request: the pool.
 
         Raises:
             ProviderError: `disk_gb` is smaller than the machine image.
-            ImageError: the pool's image cannot be had, which is better known before machines are rented.
+            ImageError: the pool's image is unavailable, which is better noticed before machines are rented.
             EngineMissingError: there is no engine here.
         """
         if self.disk_gb is not None:
@@ -205,5 +206,5 @@ class CloudProvider(Provider):
                 raise ProviderError(f"disk_gb={self.disk_gb} is too small: the {image} takes {own_gb} GB.")
             return self.disk_gb
         if self.build == "remote":
-            return own_gb + FLOOR_GB  # the machines will be the first to know the size of the pool's image
+            return own_gb + FLOOR_GB  # the size of the pool's image is only known on the machines
         return own_gb + room_gb(built_size(request.image, request.cluster))

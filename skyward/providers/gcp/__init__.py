@@ -1,1 +1,1 @@
-"""Google's Compute Engine: its API, machine types, prices and network, for the generic code of `providers/cloud`."""
+"""Google's Compute Engine: its API, machine types, prices and network, for the common code of `providers/cloud`."""

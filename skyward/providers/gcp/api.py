@@ -1,4 +1,4 @@
-"""Calls of Compute Engine's API by Google's own library, with errors as sentences, and the permissions they take.
+"""Calls of Compute Engine's API through Google's library, with readable errors, and the permissions that they require.
 
 No other module imports `google`. Credentials are Application Default Credentials: GOOGLE_APPLICATION_CREDENTIALS, those
 of `gcloud auth application-default login`, or the service account of the machine.
@@ -17,11 +17,11 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading, time
 
-MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # of a launch as a whole; other errors say why
+MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # for a launch as a whole; other errors give the reason
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _QUOTA = ("QUOTA_EXCEEDED", "quotaExceeded")
 _NOT_ALLOWED = ("forbidden", "PERMISSIONS_ERROR")
-_CALL_S, _RETRY_S = 150.0, 20.0  # Google answers a call that waits for an operation after two minutes
+_CALL_S, _RETRY_S = 150.0, 20.0  # Google answers a call that waits for an operation after at most two minutes
 _OPERATION_S = 900.0
 _PRICES = "services/6F81-5844-456A/skus"
 _lock = threading.Lock()
@@ -31,8 +31,8 @@ class Api:
     """Compute Engine for one region and project.
 
     Args:
-        place: region, such as "us-central1", or "PROJECT/REGION"; without a region that of CLOUDSDK_COMPUTE_REGION, the
-            variable of gcloud, and without a project that of the credentials.
+        place: region, such as "us-central1", or "PROJECT/REGION". The default region is that of gcloud's variable
+            CLOUDSDK_COMPUTE_REGION; the default project is that of the credentials.
     """
 
     def __init__(self, place: str | None) -> None:
@@ -41,13 +41,13 @@ class Api:
 
     @cached_property
     def region(self) -> str:
-        """The region, or a ConfigError that none is named."""
+        """The region; raises ConfigError if none is set."""
         found = self._region or os.environ.get("CLOUDSDK_COMPUTE_REGION")
         return named(found, "region of Google Cloud", "sky.GCP('us-central1')", "CLOUDSDK_COMPUTE_REGION")
 
     @cached_property
     def project(self) -> str:
-        """The project's id, or a ConfigError that none is named."""
+        """The project's id; raises ConfigError if none is set."""
         found = self._project or self._default[1]
         return named(found, "project of Google Cloud", "sky.GCP('PROJECT/REGION')", "GOOGLE_CLOUD_PROJECT")
 
@@ -88,12 +88,12 @@ class Api:
         client = self._client(service)
         from google.api_core.retry import Retry
 
-        request = {"project": self.project, **fields}  # each call may be repeated: see the tokens and names
+        request = {"project": self.project, **fields}  # each call is safe to repeat: see the tokens and names
         with _in_sentences(f"{method.removesuffix('_unary')} {service}".replace("_", " ")):
             return getattr(client, method)(request=request, retry=Retry(timeout=_RETRY_S), timeout=_CALL_S)
 
     def all(self, service: str, method: str = "list", **fields: Any) -> Iterator[Any]:
-        """The items in all pages of an answer; for `aggregated_list` pairs of a zone and what it has."""
+        """Yield the items in all pages of an answer; for `aggregated_list` pairs of a zone and its items."""
         pages = self.call(service, method, **fields)
         with _in_sentences(f"{method} {service}".replace("_", " ")):
             yield from pages
@@ -122,7 +122,7 @@ class Api:
             raise _refused(operation.operation_type, why.code, why.message)
 
     def price_list(self, fields: str) -> Iterator[Mapping[str, Any]]:
-        """The entries of the public price list of Compute Engine, as the Cloud Billing API has them."""
+        """Yield the entries of the public price list of Compute Engine, in the format of the Cloud Billing API."""
         credentials = self._default[0]
         from google.auth.transport.requests import AuthorizedSession
 
@@ -139,14 +139,14 @@ class Api:
 
 
 def _endpoint(service: str) -> str | None:
-    """Scheme and host of a service where gcloud's variable names another than Google's public one."""
+    """Return scheme and host of a service if gcloud's variable overrides Google's public one; else None."""
     given = urlsplit(os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", ""))
     return f"{given.scheme}://{given.netloc}" if given.netloc else None
 
 
 @contextmanager
 def _in_sentences(doing: str) -> Iterator[None]:
-    """Raise Google's errors as ours."""
+    """Raise Google's errors as skyward's."""
     from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests import RequestException
@@ -175,25 +175,25 @@ def _refused(doing: str, code: str, said: str) -> RefusedError:
 # permissions ----------------------------------------------------------------------------------------------------
 
 _COMPUTE = (
-    # what there is, and at which place
+    # available types and places
     *("zones.list", "machineTypes.list", "acceleratorTypes.list", "subnetworks.list"),
     *("images.get", "images.getFromFamily", "images.useReadOnly"),  # for `image=` in the project; Google's are public
-    # machines, with a disk each
+    # machines, with one disk each
     *("instances.create", "instances.delete", "instances.list", "instances.setLabels", "instances.setMetadata"),
     *("instances.setServiceAccount", "instances.setTags", "disks.create", "disks.setLabels"),
     *("subnetworks.use", "subnetworks.useExternalIp"),
-    # who reaches them; rules are a part of their network
+    # access to them; rules are part of their network
     *("firewalls.create", "firewalls.delete", "firewalls.get", "firewalls.list", "firewalls.update"),
     "networks.updatePolicy",
-    # whether what was begun has ended
+    # state of operations
     *("globalOperations.get", "globalOperations.list", "zoneOperations.get", "zoneOperations.list"),
 )
 
 
 def policy() -> dict[str, Any]:
-    """The least permissions that `sky.GCP` needs, as a custom role that `gcloud iam roles create --file` takes.
+    """Return the minimum permissions for `sky.GCP`, as a custom role for `gcloud iam roles create --file`.
 
-    Which permissions a call takes is listed on its page of the reference, for example
+    The permissions for a call are listed on its page of the reference, for example
     https://cloud.google.com/compute/docs/reference/rest/v1/instances/bulkInsert#iam-permissions
     """
     return {

@@ -1,8 +1,8 @@
-"""Compute Engine's catalogue: the machine types that a pool can run on, in which zones, and at which price.
+"""Compute Engine's catalogue: the machine types that a pool can run on, their zones, and their prices.
 
-The compute API knows no prices. They are in the public price list of the Cloud Billing API, which has one entry for
-each part of a machine (processor, GiB of memory, GPU), market and region, which its description alone tells apart. It
-is some megabytes long, so it is read once a day.
+The compute API has no prices. They are in the public price list of the Cloud Billing API, which has one entry for each
+part of a machine (processor, GiB of memory, GPU), market and region, distinguished only by its description. The list
+has several megabytes, so it is read once a day.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from skyward.providers.cloud.cost import of_accelerator, suitable
 from skyward.providers.gcp.api import Api
 from skyward.system import time
 
-# by a GPU's common name: the family of machine types that has it, and Google's names for it
+# by the common name of a GPU: the family of machine types that has it, and Google's names for it
 _GPUS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "T4": ("n1", ("nvidia-tesla-t4",)), "V100": ("n1", ("nvidia-tesla-v100",)), "P100": ("n1", ("nvidia-tesla-p100",)),
     "P4": ("n1", ("nvidia-tesla-p4",)), "L4": ("g2", ("nvidia-l4",)), "B200": ("a4", ("nvidia-b200",)),
     "A100": ("a2", ("nvidia-tesla-a100", "nvidia-a100-80gb")), "A100-80GB": ("a2", ("nvidia-a100-80gb",)),
     "H100": ("a3", ("nvidia-h100-80gb", "nvidia-h100-mega-80gb")), "H200": ("a3", ("nvidia-h200-141gb",)),
 }  # fmt: skip
-_ATTACHED = "n1"  # the family whose machines have no GPU by themselves, and get some
-_CPUS_PER_GPU = {"t4": 24, "p4": 24, "p100": 16, "v100": 12}  # that such a machine may have at most
+_ATTACHED = "n1"  # the family of machines to which GPUs are attached
+_CPUS_PER_GPU = {"t4": 24, "p4": 24, "p100": 16, "v100": 12}  # maximum for such a machine
 _CPU_FAMILIES = {"linux/amd64": "(e2|n2|n2d|n4|c3|c3d|c4)", "linux/arm64": "(t2a|c4a|n4a)"}
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
@@ -49,7 +49,7 @@ class _Listed(NamedTuple):
 
 
 def attached(request: PoolRequest, type_: MachineType) -> list[dict[str, Any]]:
-    """The GPUs that a machine of a type must be given at its launch."""
+    """Return the GPUs that have to be attached to a machine of a type at its launch."""
     _, gpus = _gpu(request)
     if not gpus or not type_.name.startswith(f"{_ATTACHED}-"):
         return []
@@ -57,7 +57,7 @@ def attached(request: PoolRequest, type_: MachineType) -> list[dict[str, Any]]:
 
 
 def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> list[MachineOffer]:
-    """The offers of the region for a pool: in the order of the types, then of the zones.
+    """Return the offers of the region for a pool, ordered by type, then by zone.
 
     Raises:
         ConfigError: Google has no such accelerator.
@@ -77,13 +77,13 @@ def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> li
 
 
 def _gpu(request: PoolRequest) -> tuple[str, tuple[str, ...]]:
-    """Family and names of the pool's GPU; empty where it asks for none."""
+    """Return family and names of the pool's GPU; empty if it requests none."""
     example = "the machine type (machine='a3-highgpu-8g')"
     return of_accelerator(_GPUS, request, ("", ()), "sky.GCP()", example)
 
 
 def _types(api: Api, request: PoolRequest, zone: str) -> list[_Listed]:
-    """The machine types of a zone by the pool's name for one, else with its GPUs, else the plain ones."""
+    """Return the machine types of a zone: the one named by the pool, else those with its GPUs, else those without."""
     family, gpus = _gpu(request)
     name = request.machine or f"{family or _CPU_FAMILIES[request.platform]}-[a-z]+(-[0-9]+g?)+"
     most, count = 0, 0
@@ -105,7 +105,7 @@ def _types(api: Api, request: PoolRequest, zone: str) -> list[_Listed]:
 
 
 def _hourly(prices: Mapping[str, float], each: _Listed, market: Market) -> float | None:
-    """USD per hour of a machine: its processors, memory and GPUs are priced one by one."""
+    """Return USD per hour of a machine, whose processors, memory and GPUs are priced separately; None if unknown."""
     family, kind, *_ = each.type.name.split("-")
     if family == "a3":
         family = {"megagpu": "a3plus", "ultragpu": "a3ultra"}.get(kind, family)
@@ -117,9 +117,9 @@ def _hourly(prices: Mapping[str, float], each: _Listed, market: Market) -> float
 
 
 def find_prices(api: Api) -> Mapping[str, float]:
-    """USD per hour by market and part: "spot n1 core", "spot n1 ram" (of a GiB), "spot t4"; unlisted parts have none.
+    """Return USD per hour by market and part: "spot n1 core", "spot n1 ram" (of a GiB), "spot t4".
 
-    A warning says why there are no prices.
+    Unlisted parts are missing. If there are no prices, a warning gives the reason.
     """
     kept = cache_path("gcp-prices", f"{api.region}.json")
     try:
@@ -127,7 +127,7 @@ def find_prices(api: Api) -> Mapping[str, float]:
         if 0 <= time.time() - found.get("at", 0) < _DAY_S:
             return dict(found["usd"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # half written, or of another version: it is made anew
+        pass  # incomplete, or of another version: it is created again
     try:
         listed = [each for each in api.price_list(_FIELDS) if api.region in each.get("serviceRegions", ())]
     except ProviderError as error:
@@ -140,7 +140,7 @@ def find_prices(api: Api) -> Mapping[str, float]:
 
 
 def _entry(sku: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Key and price of an entry of the list; None where it is no part of a plain machine."""
+    """Return key and price of an entry of the list; None if it is not for a part of a plain machine."""
     text, market = sku["description"], _MARKETS.get(sku["category"]["usageType"])
     if market is None or _OTHERS.search(text):
         return None
@@ -153,6 +153,6 @@ def _entry(sku: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def _gpu_key(name: str) -> str:
-    """The same for "nvidia-h100-mega-80gb" and "Nvidia H100 80GB Plus": the words come in another order."""
+    """Return an equal key for "nvidia-h100-mega-80gb" and "Nvidia H100 80GB Plus", whose words differ in order."""
     words = re.split(r"[ -]", name.lower().replace("plus", "mega"))
     return " ".join(sorted(word for word in words if word != "tesla"))

@@ -1,7 +1,7 @@
-"""`sky.GCP`: machines rented from Google's Compute Engine for one pool, reached by SSH, and given back at its end.
+"""`sky.GCP`: machines rented from Google's Compute Engine for one pool, accessed by SSH, and deleted at its end.
 
-What exists of pools is found by the labels of machines and the names of firewall rules: there is no other record. A
-label takes few characters, and a firewall rule has none. Their descriptions hold the rest, as JSON.
+Resources of pools are found by the labels of machines and the names of firewall rules: there is no other record. Labels
+have few characters, and firewall rules no labels. Their descriptions hold the other data, as JSON.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from skyward.providers.gcp.catalog import attached, find_offers
 from skyward.system import time
 
 _POOL: Final = "skyward-pool"
-_RULES: Final = ("client", "machines", "others")  # what the names of a pool's firewall rules end with
+_RULES: Final = ("client", "machines", "others")  # suffixes of the names of a pool's firewall rules
 _STATES: Mapping[str, State] = {
     **dict.fromkeys(("PROVISIONING", "STAGING", "REPAIRING", "PENDING"), "pending"),
     "RUNNING": "running",
     **dict.fromkeys(("PENDING_STOP", "STOPPING", "SUSPENDING", "DEPROVISIONING"), "ending"),
-}  # and everything else is stopped, and costs its disk until it is deleted
-_HYPERDISK = ("a3-ultra", "a4", "c4", "n4")  # what boots from no other disk
-_LONGEST_S = 120 * 86400  # Google's own limit of `maxRunDuration`
+}  # all others count as stopped, and cost their disk until they are deleted
+_HYPERDISK = ("a3-ultra", "a4", "c4", "n4")  # types that boot from no other disk
+_LONGEST_S = 120 * 86400  # Google's limit of `maxRunDuration`
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
-# Google leaves a spot machine 30 seconds, and does not say since when it is being taken
+# Google ends a spot machine after 30 seconds, and does not report when they have started
 _READ_NOTICE = """
 found=$(ask -H 'Metadata-Flavor: Google' http://$address/computeMetadata/v1/instance/preempted) || return
 [ "$found" = TRUE ] || return 0
@@ -57,7 +57,7 @@ _INSTALL_DOCKER = (
     "command -v docker >/dev/null || "
     "{ apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -qy install docker.io; }"
 )
-# Google's agent would put host keys of its own in the place of the first one, and accounts of the project beside ours
+# Google's agent would replace the first host key by its own, and add accounts of the project
 _AGENT = {
     "/etc/default/instance_configs.cfg": "[Daemons]\naccounts_daemon = false\n[InstanceSetup]\nset_host_keys = false\n"
 }
@@ -68,19 +68,19 @@ _AGENT = {
 class GCP(CloudProvider):
     """Machines of Compute Engine: `sky.GCP("us-central1")`, with `ComputePool(accelerator="L4", allocation=...)`.
 
-    Takes google-cloud-compute (`pip install 'skyward[gcp]'`) and Application Default Credentials. All machines of a
-    pool are of one type and in one zone. From outside, only the client reaches them, by SSH. For `region`, `disk_gb`,
+    Requires google-cloud-compute (`pip install 'skyward[gcp]'`) and Application Default Credentials. All machines of a
+    pool are of one type and in one zone. From outside, only the client can reach them, by SSH. For `region`, `disk_gb`,
     `use_private_ip`, `registry`, `build`, `user` and `privileges` see `sky.AWS`.
 
     Attributes:
         region: a region of the credentials' project, or "PROJECT/REGION"; None for that of CLOUDSDK_COMPUTE_REGION.
         network: the network whose subnet in the region the machines join.
-        image: what machines boot from, as "projects/P/global/images/family/F", with cloud-init, systemd and apt or
-            Docker; None for Ubuntu, and for GPUs for Google's Deep Learning VM with NVIDIA's driver and toolkit.
+        image: image to boot, such as "projects/P/global/images/family/F", with cloud-init, systemd and apt or Docker;
+            None for Ubuntu, and for GPUs for Google's Deep Learning VM with NVIDIA's driver and toolkit.
         service_account: e-mail address of the machines' service account; None for no credentials.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "gcp"
@@ -90,24 +90,24 @@ class GCP(CloudProvider):
     service_account: str | None = None
 
     def cloud(self) -> ComputeEngine:
-        """The API of Compute Engine, with these settings."""
+        """Return the API of Compute Engine, with these settings."""
         self.check_installed()
         return ComputeEngine(Api(self.region), self)
 
 
 class ComputeEngine:
-    """Compute Engine in one region, for the generic code of `providers/cloud`.
+    """Compute Engine in one region, for the common code of `providers/cloud`.
 
     Args:
-        api: the region.
-        settings: what the user has written.
+        api: the API in the region.
+        settings: the user's settings.
     """
 
     name = "Google Cloud"
-    no_room = frozenset(  # Google has no such machine now, or the project may have no more of them
+    no_room = frozenset(  # Google has no such machine at present, or the project's quota is reached
         {"ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED"}
         | {MIN_COUNT, "QUOTA_EXCEEDED", "quotaExceeded", "resourcePoolExhausted"}
-        | {"UNSUPPORTED_OPERATION"}  # taken away again while they started
+        | {"UNSUPPORTED_OPERATION"}  # taken away while they started
     )
 
     def __init__(self, api: Api, settings: GCP) -> None:
@@ -115,12 +115,12 @@ class ComputeEngine:
 
     @property
     def region(self) -> str:
-        """Project and region, by which any process can name them, or a ConfigError that none is named."""
+        """Project and region, which name them in any process; raises ConfigError if none is set."""
         return f"{self.api.project}/{self.api.region}"
 
     @property
     def first_start(self) -> FirstStart:
-        """Keep Google's name server (53) and clock (123) open, which have the address of the metadata service."""
+        """First start with ports 53 (names) and 123 (clock) open, at the address of the metadata service."""
         return FirstStart(
             read_notice=_READ_NOTICE,
             open_metadata=self._settings.service_account is not None,
@@ -130,7 +130,7 @@ class ComputeEngine:
         )
 
     def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
-        """The offers for a pool."""
+        """Return the offers for a pool."""
         return find_offers(self.api, request, markets)
 
     def launcher(self, request: PoolRequest) -> GcpLauncher:
@@ -138,7 +138,7 @@ class ComputeEngine:
         return GcpLauncher(self.api, self._settings, request)
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
-        """The machines of a pool, or of all pools of the region."""
+        """Return the machines of a pool, or of all pools of the region."""
         region, label = f"{self.api.region}-", f'labels.{_POOL}="{pool}"' if pool else f"labels.{_POOL}:*"
         zones = self.api.all("instances", "aggregated_list", filter=label)
         found = [_instance(each, self._settings.use_private_ip) for _, zone in zones for each in zone.instances]
@@ -155,20 +155,23 @@ class ComputeEngine:
         at_once(delete, ids)
 
     def others(self, pool: str | None = None) -> Sequence[Resource]:
-        """The firewall rules of a pool, or of all pools of the region, as one thing; also while one is made."""
+        """Return the firewall rules of a pool as one resource, or those of all pools of the region.
+
+        For a pool this includes those still being created.
+        """
         rules = self.api.all("firewalls", filter=f'name eq "{_rules_name(pool or "")}.*"')
         noted = [(rule.name.rpartition("-")[0], _noted(rule.description)) for rule in rules]
         found = [_rules(name, about) for name, about in noted if about.get("region") == self.api.region]
         if pool and not found and self._is_making(pool):
             found = [_rules(_rules_name(pool), {})]
         found.sort(key=lambda each: each.get("seen") or 0.0)
-        return list({each["name"]: each for each in found}.values())  # each as it was seen last
+        return list({each["name"]: each for each in found}.values())  # the one seen last of each
 
     def remove(self, name: str) -> bool:
-        """Delete the firewall rules of a pool; False while something of it is being made, or a machine is not ending.
+        """Delete a pool's firewall rules; return False while it has creations in progress or machines not ending.
 
-        Google deletes rules though machines have them. A launch that was under way when the caller looked for machines
-        may have ended since: they are looked for after it.
+        Google deletes rules even if machines use them. A launch that was in progress when the caller looked for
+        machines may have ended since: the machines are looked for after checking for it.
         """
         pool = name.removeprefix("skyward-")
         if self._is_making(pool) or any(each.state != "ending" for each in self.instances(pool)):
@@ -182,14 +185,14 @@ class ComputeEngine:
         return True
 
     def _is_making(self, pool: str) -> bool:
-        """Whether machines or rules of a pool are being made: they are listed only when that has ended."""
+        """Return whether machines or rules of a pool are being created: until then they are not listed."""
         scopes = self.api.all("global_operations", "aggregated_list", filter='status != "DONE"')
         prefix = _pool_prefix(pool)
         return any(each.client_operation_id.startswith(prefix) for _, scope in scopes for each in scope.operations)
 
 
 def _rules_name(pool: str) -> str:
-    """The name that a pool's firewall rules begin with, which is also the network tag of its machines."""
+    """Return the prefix of the names of a pool's firewall rules, which is also the network tag of its machines."""
     return f"skyward-{pool}"
 
 
@@ -198,12 +201,12 @@ def _rules(name: str, noted: Mapping[str, object]) -> Resource:
 
 
 def _describe(pool: str, **more: str | float | None) -> str:
-    """The description of something of a pool that is made, or renewed, now."""
+    """Return the description of a pool's resource that is being created or renewed."""
     return json.dumps({**notes(pool), "seen": round(time.time()), **more})
 
 
 def _noted(text: str) -> dict[str, Any]:
-    """A description as it was written; empty where it is something else, since anybody in the project may write it."""
+    """Parse a description; return an empty dict if it is something else, as anyone in the project may write it."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -233,7 +236,7 @@ def _instance(found: Any, private: bool) -> Instance:
 
 
 class GcpLauncher:
-    """Launches the machines of one pool, which boot from one image in one subnet, behind the pool's firewall rules."""
+    """Launches the machines of one pool, from one image in one subnet, behind the pool's firewall rules."""
 
     def __init__(self, api: Api, settings: GCP, request: PoolRequest) -> None:
         self._api, self._settings, self._request, self._pool = api, settings, request, request.pool_id
@@ -243,7 +246,7 @@ class GcpLauncher:
         self.client = settings.client_cidr(self._subnet.ip_cidr_range)
 
     def prepare(self) -> None:
-        """Make the pool's firewall rules, which come before those of the network."""
+        """Create the pool's firewall rules, which take precedence over those of the network."""
         name = _rules_name(self._pool)
         common = {"network": self._subnet.network, "target_tags": [name], "direction": "INGRESS"}
         common["description"] = _describe(self._pool, region=self._api.region)
@@ -261,7 +264,7 @@ class GcpLauncher:
             self._api.finish(operation)
 
     def launch(self, request: LaunchRequest) -> Sequence[str]:
-        """Launch machines; their ids, "ZONE/NAME", in node order."""
+        """Launch machines, and return their ids, "ZONE/NAME", in node order."""
         names = [f"{request.token}-{index}" for index in range(request.nodes)]
         resource = {
             "count": request.nodes,
@@ -275,10 +278,10 @@ class GcpLauncher:
         return [f"{zone}/{name}" for name in names]
 
     def renew(self) -> None:
-        """Write the present time into the description of a firewall rule.
+        """Write the present time to the description of a firewall rule.
 
         Raises:
-            PoolClosedError: the rule is gone.
+            PoolClosedError: the rule has been deleted.
         """
         about = {"description": _describe(self._pool, region=self._api.region)}
         name = f"{_rules_name(self._pool)}-{_RULES[0]}"
@@ -286,7 +289,7 @@ class GcpLauncher:
             self._api.call("firewalls", "patch_unary", firewall=name, firewall_resource=about)
 
     def properties(self, request: LaunchRequest) -> dict[str, Any]:
-        """What all machines of a launch have in common."""
+        """Return the common properties of all machines of a launch."""
         settings, offer, labels = self._settings, request.offer, {_POOL: self._pool}
         disk = "hyperdisk-balanced" if offer.type.name.startswith(_HYPERDISK) else "pd-balanced"
         boots = {"source_image": self._image.self_link, "disk_size_gb": self._disk_gb, "disk_type": disk}
@@ -302,7 +305,7 @@ class GcpLauncher:
         if offer.type.gpus or offer.market == "spot":
             schedule["on_host_maintenance"] = "TERMINATE"
         metadata = {"user-data": request.user_data, "block-project-ssh-keys": "TRUE", "enable-oslogin": "FALSE"}
-        signed = settings.image is None and self._request.accelerator is None  # is every module of its kernel
+        signed = settings.image is None and self._request.accelerator is None  # whether all kernel modules are signed
         shield = {"enable_secure_boot": signed, "enable_vtpm": True, "enable_integrity_monitoring": True}
         account = settings.service_account
         return {
@@ -323,18 +326,18 @@ class GcpLauncher:
 
 
 def _pool_prefix(pool: str) -> str:
-    """The first eight digits of the ids of a pool's requests."""
+    """Return the first eight digits of the ids of a pool's requests."""
     return hashlib.sha256(pool.encode()).hexdigest()[:8]
 
 
 def _request_id(pool: str, token: str) -> str:
-    """The id by which Google knows a repeated request; its beginning tells the pool."""
+    """Return the id by which Google recognises a repeated request; its beginning identifies the pool."""
     rest = hashlib.sha256(f"{pool} {token}".encode()).digest()
     return str(UUID(bytes=bytes.fromhex(_pool_prefix(pool)) + rest[:12], version=4))
 
 
 def _find_subnet(api: Api, network: str) -> Any:
-    """The subnet of a network in the region.
+    """Return the subnet of a network in the region.
 
     Raises:
         ProviderError: it has none.
@@ -350,7 +353,7 @@ def _find_subnet(api: Api, network: str) -> Any:
 
 
 def _find_image(api: Api, image: str | None, request: PoolRequest) -> Any:
-    """The machine image of this name, or Google's own for a pool."""
+    """Return the machine image of this name, or Google's own for a pool."""
     arm = "arm64" if request.platform == "linux/arm64" else "amd64"
     own = f"{_UBUNTU}{arm}" if request.accelerator is None else _GPU_IMAGE
     project, name = (image or own).removeprefix("projects/").split("/global/images/")
