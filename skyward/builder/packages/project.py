@@ -55,10 +55,14 @@ class Choice:
 
 
 def lock_of(folder: Path) -> Path | None:
-    """Return the lock of the project in a folder: its own, or that of the workspace it belongs to."""
-    for place in (folder, *folder.parents):
-        if (place / "uv.lock").is_file() and (place == folder or _is_member(folder, place)):
-            return place / "uv.lock"
+    """Return the lock of the project in a folder: its own, or that of the workspace it belongs to.
+
+    A symbolic link to a folder may be a member, or lead to one.
+    """
+    for start in dict.fromkeys((folder, folder.resolve())):
+        for place in (start, *start.parents):
+            if (place / "uv.lock").is_file() and (place == start or _is_member(start, place)):
+                return place / "uv.lock"
     own = folder / "pylock.toml"
     return own if own.is_file() else None
 
@@ -89,16 +93,23 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
     _check_names(folder, project, lock, choice)
     indexes = frozenset(url for place in (folder, lock.parent) for url in _named_indexes(read_project(place)))
     _check_fresh(folder, lock, indexes)
-    document = _export(folder, choice)
-    source = Source(where=str(lock), folder=folder, root=root, indexes=indexes)
+    if choice.package is None and folder.resolve() != lock.parent.resolve():
+        choice = replace(choice, package=project.get("project", {}).get("name"))
+    document = _export(lock.parent, choice)
+    source = Source(where=str(lock), folder=lock.parent, root=root, indexes=indexes)
     overrides = read_project(lock.parent).get("tool", {}).get("uv", {}).get("override-dependencies", ())
     return replace(locked_for(document, source, target), overrides=tuple(map(requirement, overrides)))
 
 
 def located_project(folder: Path, package: str | None) -> Path:
-    """Return the folder of a project, or of the given member of its workspace."""
+    """Return the folder of a project, or of the given member of its workspace, by the path in its lock."""
     lock = lock_of(folder)
-    return _members(lock).get(package, folder) if package and lock and lock.name == "uv.lock" else folder
+    if lock is None or lock.name != "uv.lock":
+        return folder
+    members = _members(lock)
+    if package:
+        return members.get(package, folder)
+    return next((each for each in members.values() if each.resolve() == folder.resolve()), folder)
 
 
 def read_project(folder: Path) -> dict[str, Any]:
@@ -214,9 +225,9 @@ def _check_fresh(folder: Path, lock: Path, declared: frozenset[str]) -> None:
     The first check uses no network, and the indexes in the lock instead of this user's: uv considers a lock made with
     another mirror out of date (https://github.com/astral-sh/uv/pull/6026). The second one uses the user's settings.
     """
-    done = _uv(folder, "lock", "--check", environment=_as_locked(lock, declared))
+    done = _uv(lock.parent, "lock", "--check", environment=_as_locked(lock, declared))
     if done.returncode:
-        done = _uv(folder, "lock", "--check", environment={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
+        done = _uv(lock.parent, "lock", "--check", environment={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
     if done.returncode:
         raise ConfigError(
             f"{lock} does not fit {folder / 'pyproject.toml'} any more, or that cannot be told. Lock the project "

@@ -156,7 +156,7 @@ class _Reading:
         """Read local wheels and projects, and their dependencies."""
         asked = {*self._image.pip, *(entry for entry, _ in self._found)}
         for entry in sorted(entry for entry in asked if local_path(entry) is not None):
-            folder = located(self._root, local_path(entry) or "")
+            folder = located_project(located(self._root, local_path(entry) or ""), None)
             if folder in self._packages:
                 continue
             origin = f"your pip=[{entry!r}]"

@@ -134,6 +134,26 @@ def test_what_is_chosen_by_name(project: Path) -> None:
     assert _pins(Image.from_project("libs/lib"), project) == ["leaf==1.0"]
 
 
+def test_members_that_are_reached_through_links(project: Path, wheels: Path) -> None:
+    """A link to a member, a member that is a link, and a workspace behind a link have the lock of the workspace."""
+    text = LIB.replace('"lib"', '"far-lib"').replace('"leaf"', '"lib", "leaf"')
+    (project / "elsewhere").mkdir()
+    (project / "elsewhere/pyproject.toml").write_text(text + "[tool.uv.sources]\nlib = { workspace = true }\n")
+    (project / "libs/far").symlink_to("../elsewhere")
+    lock(project, wheels)
+    (project.parent / "lib").symlink_to("work/libs/lib")
+    (project.parent / "linked").symlink_to("work")
+    for path, name, needed in (
+        ("../lib", "lib", []),
+        ("./libs/far", "far-lib", ["lib"]),
+        ("../linked/libs/far", "far-lib", ["lib"]),
+    ):
+        resolved = resolve_files(Image.from_project(path), project, python="3.11")
+        assert {each.name: each.is_project for each in resolved.packages} == {name: True} | dict.fromkeys(needed, False)
+        assert [each.pin for each in resolved.rules.pinned] == ["leaf==1.0"]
+        assert _pins(Image(pip=[path]), project) == ["leaf==1.0"]
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
