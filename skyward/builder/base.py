@@ -21,11 +21,13 @@ from skyward.builder.folders import cache_path, read, write
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Interpreter, Plan
+from skyward.image.plan import user_in_the_end
+from skyward.model.image import Image
 
 if TYPE_CHECKING:
     from skyward.engine.images import ImageFiles
 
-_FORMAT = 2  # raised when the collected facts change
+_FORMAT = 3  # raised when the collected facts change
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the engine's default for images without PATH
 _MINORS = range(8, 16)  # minor versions of Python 3
 _NEEDED = ("sh", "cat", "chmod", "cp", "find", "grep", "mkdir", "sleep", "touch")
@@ -92,15 +94,26 @@ def noted_libc(dockerfile: str, find: Callable[[], str]) -> str:
     return known
 
 
-def check_base(name: str, given: BaseFacts, python: str) -> None:
-    """Check that an image can be built on a base.
+def check_base(name: str, given: BaseFacts, image: Image, python: str) -> None:
+    """Check that an image can be built on a base. The image's Debian packages and commands may add accounts.
 
     Raises:
         ImageError: the base lacks something that is required.
     """
-    reason = why_unfit(given, python)
+    reason = why_unfit(given, python) or ("" if image.apt or image.run else why_no_account(given))
     if reason:
         raise ImageError(f"The base image {name} cannot be built on. {reason}")
+
+
+def why_no_account(given: BaseFacts) -> str:
+    """Return the reason why nodes cannot run as the user of a base, with the remedy; "" if they can."""
+    if not given.unknown_names:
+        return ""
+    return (
+        f"Nodes run as its user {given.user_in_the_end!r}, but its /etc/passwd and /etc/group have no "
+        f"{' and no '.join(map(repr, given.unknown_names))}. In a Dockerfile of your own, add the account or give "
+        "the user by its number, and use that as the base; or add the account in run=[...]."
+    )
 
 
 def why_unfit(given: BaseFacts, python: str) -> str:
@@ -170,22 +183,37 @@ def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> Base
     entrypoint = tuple(config.get("Entrypoint") or ())
     system = _SYSTEM.search((files.read("/etc/os-release") or b"").decode(errors="replace"))
     stop_signal, shell = config.get("StopSignal") or "", tuple(config.get("Shell") or ())
+    user, onbuild = config.get("User") or "", tuple(config.get("OnBuild") or ())
     return BaseFacts(
-        user=config.get("User") or "",
+        user=user,
         home=env.get("HOME", ""),
         entrypoint=entrypoint,
         runs_commands=runs_commands(entrypoint, lambda program: _program(program, folders, files)),
         healthcheck=((config.get("Healthcheck") or {}).get("Test") or ["NONE"]) != ["NONE"],
         stop_signal="" if stop_signal in _STOP_SIGNALS else stop_signal,
         shell=() if shell == ("/bin/sh", "-c") else shell,
-        onbuild=tuple(config.get("OnBuild") or ()),
+        onbuild=onbuild,
         pythons=tuple(_pythons(env, folders, files)),
         libc=_libc(files, platform),
         system=system[1] if system else "",
         apt=_find("apt-get", folders, files) is not None,
         cuda=_cuda(env, files),
         missing=tuple(name for name in _NEEDED if _find(name, [*folders, *_PATH.split(":")], files) is None),
+        unknown_names=() if _runs(onbuild) else tuple(_unknown_names(user_in_the_end(user, onbuild), files)),
     )
+
+
+def _runs(onbuild: Sequence[str]) -> bool:
+    """Return whether the instructions that a base adds to builds run a command, which may add accounts."""
+    return any(line.split()[0].upper() == "RUN" for line in onbuild)
+
+
+def _unknown_names(user: str, files: ImageFiles) -> Iterator[str]:
+    """Yield the names in "user:group" that have no account; numbers need none."""
+    for name, place in zip(user.split(":"), ("/etc/passwd", "/etc/group"), strict=False):
+        lines = (files.read(place) or b"").decode(errors="replace").splitlines()
+        if name and not name.isdigit() and name not in (line.partition(":")[0] for line in lines):
+            yield name
 
 
 def _find(name: str, folders: list[str], files: ImageFiles) -> str | None:

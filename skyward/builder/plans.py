@@ -90,7 +90,7 @@ def plan_for(
     named = base.reference if entry else wanted.named  # the name may refer to another image by now
     given = facts_of_base(named, base.facts, store, request.platform) if base.facts else None
     if given:
-        check_base(repr(named), given, python)
+        check_base(repr(named), given, request.image, python)
     if entry:
         lock = replace(entry.lock, sources=request.rules.sources)
     else:
@@ -418,7 +418,7 @@ def _settled(plan: Plan, made: BaseBuild, store: EngineImages) -> Plan:
     if facts is None:
         raise BuildError(f"The base {plan.base} was built, but the engine does not have it. Repeat it.")
     given = facts_of_base(plan.base, facts, store, plan.platform)
-    check_base(f"from {made.dockerfile}", given, plan.python)
+    check_base(f"from {made.dockerfile}", given, plan.image, plan.python)
     return settled(plan, given)
 
 

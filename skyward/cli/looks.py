@@ -158,13 +158,13 @@ def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bo
         ImageError: nothing can be built on it; its properties are printed all the same.
         EngineError: the engine refuses.
     """
-    from skyward.builder.base import facts_of_base, why_unfit
+    from skyward.builder.base import facts_of_base, why_no_account, why_unfit
     from skyward.builder.plans import resolve_base
 
     base, python = resolve_base(reference, store), local_minor()
     assert base.facts
     given = facts_of_base(reference, base.facts, store, platform)
-    reason = why_unfit(given, python)
+    reason = why_unfit(given, python) or why_no_account(given)
     does = [] if reason else _does(given, python)
     if as_json:
         about = {"event": "base", "image": reference, "id": base.facts.id, "platform": platform, **asdict(given)}

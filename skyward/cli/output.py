@@ -21,8 +21,8 @@ of what is being built. The events:
 - `eject`: `folder`, and `command`, which builds the image there.
 - `base` (of `--check-base`): `id`, `platform`, `system`, `libc`, `apt`, `cuda`, `user`, `entrypoint`, `runs_commands`
   (whether the entry point runs the command it receives), `pythons` (each with `path`, `version` and `environment`),
-  `healthcheck`, `stop_signal`, `shell`, `onbuild`, `missing` (programs), `does` (sentences), and `fit` (whether it can
-  be a base).
+  `healthcheck`, `stop_signal`, `shell`, `onbuild`, `missing` (programs), `unknown_names` (those in `user` that
+  have no account), `does` (sentences), and `fit` (whether it can be a base).
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
 """
 

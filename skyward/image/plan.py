@@ -48,6 +48,7 @@ class BaseFacts:
         apt: whether it has apt-get.
         cuda: version of CUDA; "" if there is none.
         missing: programs that skyward's steps need, and it lacks.
+        unknown_names: names of its user and group that have no account.
     """
 
     user: str = ""
@@ -64,6 +65,7 @@ class BaseFacts:
     apt: bool = False
     cuda: str = ""
     missing: Sequence[str] = ()
+    unknown_names: Sequence[str] = ()
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> BaseFacts:
@@ -79,12 +81,17 @@ class BaseFacts:
     @property
     def user_in_the_end(self) -> str:
         """The user for images built on it, which its added instructions may change."""
-        named = [words[1] for words in map(str.split, self.onbuild) if words[0].upper() == "USER" and len(words) == 2]
-        return named[-1] if named else self.user
+        return user_in_the_end(self.user, self.onbuild)
 
     def lacks(self, python: str) -> bool:
         """Return whether it has no Python of a minor version, as far as known."""
         return all(each.version not in (python, "") for each in self.pythons)
+
+
+def user_in_the_end(user: str, onbuild: Sequence[str]) -> str:
+    """Return the user of images built on a base with that user and those added instructions."""
+    named = [words[1] for words in map(str.split, onbuild) if words[0].upper() == "USER" and len(words) == 2]
+    return named[-1] if named else user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.builder import ensure, plan_for
-from skyward.errors import BuildError
+from skyward.errors import BuildError, ImageError
 from tests.e2e.base_functions import found, variables
 from tests.e2e.building import PYTHON
 from tests.e2e.commands import SKYWARD
@@ -51,6 +51,13 @@ RUN rm -rf /opt/venv && umask 077 \\
  && echo '' >{OWN}/of_the_first.py && echo '' >{SITE}/of_the_second.py \\
  && printf '[global]\\nuser = true\\n' >/etc/pip.conf
 ENV PATH=/app/.venv/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin VIRTUAL_ENV= PIP_REQUIRE_VIRTUALENV=1 PIP_PREFIX=/x
+"""
+# A Python that only root may run, with an environment of it.
+CLOSED = f"""\
+RUN rm -rf /opt/venv && umask 077 && mkdir -p /opt/own/bin /opt/own/lib && cp -r /usr/lib/python{PYTHON} /opt/own/lib/ \
+ && cp /usr/bin/python{PYTHON} /opt/own/bin/python3 && /opt/own/bin/python3 -m venv --without-pip /opt/venv \
+ && chmod -R go= /opt/own
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin VIRTUAL_ENV=
 """
 # One with what root has installed for itself.
 ROOTS = f"""\
@@ -122,10 +129,14 @@ def test_an_entry_point_that_ends_is_left_out(base: Make, tmp_path: Path, monkey
 
 
 def test_bases_that_are_made_carelessly(base: Make) -> None:
-    """Packages of each environment on its PATH, and root's, are there for the nodes' user; ours are installed."""
+    """Packages of each environment on its PATH, and root's, are there for the nodes' user; ours are installed.
+
+    So it is where only root may run the Python itself.
+    """
     for image, modules in (
         (sky.Image(base=base("careless", CARELESS), pip=["six"]), ("of_the_first", "of_the_second", "six")),
         (sky.Image(base=base("roots", ROOTS)), ("of_root",)),
+        (sky.Image(base=base("closed", CLOSED), pip=["six"]), ("six",)),
     ):
         with sky.ComputePool(sky.Docker(), image=image) as pool:
             assert (found(*modules) >> pool).keys() == {*modules}
@@ -143,11 +154,34 @@ def test_a_python_that_prints(base: Make) -> None:
         ensure(plan, store, lambda _: None)
 
 
+def test_a_python_that_prints_oddly(base: Make) -> None:
+    """What it prints without a line's end, or as it ends, is not taken for its version; empty lines disturb uv, too."""
+    text = "import sys, atexit; print(7, end=''); atexit.register(print, 'bye')"
+    with sky.ComputePool(
+        sky.Docker(), image=sky.Image(base=base("ends-loud", f'RUN echo "{text}" >{OWN}/odd.pth\n'))
+    ) as pool:
+        assert (rights() >> pool)["uid"] != 0
+    image = sky.Image(base=base("blank", f"RUN echo 'import sys; print()' >{OWN}/blank.pth\n"), pip=["six"])
+    store = sky.Docker().images
+    plan = plan_for(image, store, python=PYTHON, platform="linux/amd64")
+    with pytest.raises(BuildError, match="prints as it starts, with which uv cannot work: '\n"):
+        ensure(plan, store, lambda _: None)
+
+
 def test_a_base_without_accounts(base: Make) -> None:
-    """Its user is a number that nobody has named."""
+    """Its user is a number that nobody has named; a name without an account is refused, unless a command makes it."""
     image = sky.Image(base=base("nobody", "RUN rm /etc/passwd /etc/group\nUSER 4713\n"), pip=["six"])
     with sky.ComputePool(sky.Docker(), image=image) as pool:
         assert (rights() >> pool)["uid"] == 4713
+    named = sky.Image(base=base("named", "RUN rm /etc/passwd /etc/group\nUSER app\n"))
+    with (
+        pytest.raises(ImageError, match="its user 'app', but its /etc/passwd and /etc/group have no 'app'"),
+        sky.ComputePool(sky.Docker(), image=named),
+    ):
+        pass
+    made = named.run_commands("echo app:x:4714:4714::/:/bin/sh >>/etc/passwd")
+    with sky.ComputePool(sky.Docker(), image=made) as pool:
+        assert (rights() >> pool)["uid"] == 4714
 
 
 def test_a_python_that_nobody_can_bring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +203,11 @@ def test_a_python_that_nobody_can_bring(monkeypatch: pytest.MonkeyPatch) -> None
         ({"usr/bin/python3.11": ""}, "It has no shell"),
     ],
 )
-def test_what_cannot_be_a_base(engine: Any, files: dict[str, str], said: str) -> None:
-    """`skyward build --check-base` looks at images of which nothing can be started, and says why they are none."""
+def test_what_cannot_be_a_base(engine: Any, files: dict[str, str], said: str, tmp_path: Path) -> None:
+    """`skyward build --check-base` looks at images of which nothing can be started, and says why they are none.
+
+    `skyward build` says the same first of all.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, text in files.items():
@@ -181,9 +218,15 @@ def test_what_cannot_be_a_base(engine: Any, files: dict[str, str], said: str) ->
     engine.api.import_image_from_data(packed.getvalue(), repository="skyward-test/odd", tag="latest")
     try:
         done = subprocess.run([*SKYWARD, "build", "--check-base", tag], capture_output=True, text=True, check=False)
+        (tmp_path / "image.toml").write_text(f'base = "{tag}"\npip = ["six"]\n')
+        words = [*SKYWARD, "build", str(tmp_path / "image.toml")]
+        built = subprocess.run(words, capture_output=True, text=True, check=False)
     finally:
         engine.images.remove(tag, force=True)
     assert done.returncode == 4
     assert f"{tag} cannot be a base." in done.stderr
     assert said in done.stderr
     assert done.stdout.startswith(f"image        {tag} (linux/amd64)")
+    assert built.returncode == 4
+    assert built.stderr.startswith(f"skyward: The base image '{tag}' cannot be built on. ")
+    assert said in built.stderr

@@ -46,27 +46,36 @@ def roots_own() -> list[str]:
 def let_pass(path: Path) -> None:
     """Let every user pass the directories that lead to a path: there are Pythons below /root as well."""
     for each in (path, *path.parents[:-1]):
-        mode = each.stat().st_mode
-        if each.is_dir() and not mode & 0o001:
+        if each.is_dir() and not (mode := each.stat().st_mode) & 0o001:
             each.chmod(mode | 0o011)
 
 
-def let_read(folder: Path) -> None:
-    """Let every user read what a folder holds, which may have been made under a umask of 077."""
-    for place, _, names in os.walk(folder):
-        for path in (Path(place), *(Path(place, name) for name in names)):
-            mode = path.lstat().st_mode
-            wanted = mode | (mode & 0o700) >> 3 & 0o055 | (mode & 0o700) >> 6 & 0o005
-            if wanted != mode and not path.is_symlink():
-                path.chmod(wanted & 0o7777)
+def let_read(whole: Path) -> None:
+    """Let every user read a file, or what a folder holds, which may have been made under a umask of 077."""
+    held = (Path(place, name) for place, folders, names in os.walk(whole) for name in (*folders, *names))
+    for path in (whole, *held):
+        mode = path.lstat().st_mode
+        wanted = mode | (mode & 0o700) >> 3 & 0o055 | (mode & 0o700) >> 6 & 0o005
+        if wanted != mode and not path.is_symlink():
+            path.chmod(wanted & 0o7777)
+
+
+def of_python() -> list[str]:
+    """Return the files of this Python: programs and libraries below its own prefix, or in /usr what belongs to it."""
+    if sys.base_prefix not in ("/", "/usr", "/usr/local"):
+        return [sys.executable, *(str(Path(sys.base_prefix, name)) for name in ("bin", "lib"))]
+    library = [sysconfig.get_config_var(name) for name in ("LIBDIR", "INSTSONAME")]
+    shared = [str(Path(*library))] if all(library) else []
+    return [sys.executable, *shared, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))]
 
 
 if __name__ == "__main__":
     if Path(sys.prefix) != TARGET:
         make(keep="keep" in sys.argv[1:])
-    own = [sysconfig.get_path(name) for name in PACKAGES]
-    for used in {sys.prefix, sys.base_prefix, sys.executable, sysconfig.get_path("stdlib"), *own, *roots_own()}:
-        let_pass(Path(os.path.realpath(used)))
     inner = [sys.prefix] if sys.prefix != sys.base_prefix else []
-    for folder in dict.fromkeys([*inner, *own, *roots_own(), *([str(TARGET)] if TARGET.is_dir() else [])]):
-        let_read(Path(os.path.realpath(folder)))
+    own = [sysconfig.get_path(name) for name in PACKAGES]
+    for used in dict.fromkeys([*of_python(), *inner, *own, *roots_own(), str(TARGET)]):
+        path = Path(os.path.realpath(used))
+        if path.exists():
+            let_pass(path)
+            let_read(path)

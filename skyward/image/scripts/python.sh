@@ -2,8 +2,9 @@
 wanted=$1
 bring=${2:-}
 
+# a line of its own: a sitecustomize or a .pth may print as Python starts and ends
 minor() {
-    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | tail -n 1 # a sitecustomize may print
+    "$1" -c 'import sys; print("\nskyward %d.%d" % sys.version_info[:2])' 2>/dev/null | sed -n 's/^skyward //p'
 }
 find_python() {
     for name in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "${CONDA_PREFIX:+$CONDA_PREFIX/bin/python}" \
@@ -29,9 +30,11 @@ bring_python() {
 keep=
 [ "$(minor /opt/venv/bin/python)" != "$wanted" ] || keep=keep
 if ! find_python && ! { [ "$keep" ] && python=/opt/venv/bin/python; } && ! bring_python; then
-    found=$(minor python || minor python3) && found="Python $found" || found="no Python"
+    found=$(minor python)
+    found=${found:-$(minor python3)}
+    found=${found:+Python $found}
     why=${bring:+, which neither uv could download nor apt install}
-    echo "skyward: the base has $found, wanted is Python $wanted$why" >&2
+    echo "skyward: the base has ${found:-no Python}, wanted is Python $wanted$why" >&2
     exit 1
 fi
 "$python" /run/steps/make_venv.py $keep

@@ -2,9 +2,9 @@
 # A lock may have been made where the indexes were asked in another order.
 export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python
 export PYC_INVALIDATION_MODE=UNCHECKED_HASH # importing torch takes 13 % less time
-said=$(/opt/venv/bin/python -c '' 2>/dev/null) || :
-if [ "$said" ]; then
-    echo "skyward: the base's Python prints as it starts, with which uv cannot work: '$said'. Have the sitecustomize.py or" \
+said=$(/opt/venv/bin/python -c '' 2>/dev/null || :; echo .) # the dot keeps empty lines
+if [ "$said" != . ]; then
+    echo "skyward: the base's Python prints as it starts, with which uv cannot work: '${said%.}'. Have the sitecustomize.py or" \
         "the .pth file that does so write to stderr" >&2
     exit 1
 fi

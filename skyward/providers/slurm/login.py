@@ -160,8 +160,9 @@ say slurm "$(sbatch --version 2>/dev/null)"
 say machine "$(uname -s) $(uname -m)"
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 for name in python@PYTHON@ python3; do
-    found=$(command -v $name) && [ "$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = @PYTHON@ ] &&
-        say python "$found" && { "$found" -c 'import ensurepip' 2>/dev/null && say venv yes; break; }
+    found=$(command -v $name) &&
+        "$found" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "@PYTHON@")' >/dev/null &&
+        say python "$found" && { "$found" -c 'import ensurepip' >/dev/null 2>&1 && say venv yes; break; }
 done
 say apptainer "$(apptainer --version 2>/dev/null)"
 scontrol show config 2>/dev/null | sed -n 's/^\(SlurmctldHost\|SlurmctldPort\)[^=]*= */skyward \1 /p'

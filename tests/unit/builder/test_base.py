@@ -111,6 +111,12 @@ def test_what_the_configuration_says() -> None:
         ({}, _without("/find", "/touch"), "lacks programs that the steps of a build need: find, touch"),
         ({"OnBuild": ["COPY . /app"]}, DEBIAN, "ONBUILD instructions copy files .*: COPY . /app"),
         ({}, _without("python3", "python3.11", "apt-get"), "no Python, and neither pip nor apt"),
+        ({"User": "app"}, DEBIAN, "its user 'app', but its /etc/passwd and /etc/group have no 'app'"),
+        (
+            {"User": "4711:staff"},
+            {**DEBIAN, "/etc/group": "adm:x:1:\n"},
+            "its user '4711:staff', but .* have no 'staff'",
+        ),
     ],
 )
 def test_what_cannot_be_a_base(
@@ -121,6 +127,29 @@ def test_what_cannot_be_a_base(
     store = Store(ImageFacts(id="sha256:1", config=config), files)
     with pytest.raises(ImageError, match=rf"The base image 'odd:1' cannot be built on\. .*{said}"):
         plan_for(Image(base="odd:1"), store, python="3.11", platform=PLATFORM)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "image"),
+    [
+        ({"User": "4711:4712"}, {}, Image(base="x:1")),
+        ({"User": "app:staff"}, {"/etc/passwd": "root:x\napp:x:1\n", "/etc/group": "staff:x:1"}, Image(base="x:1")),
+        ({"User": "app", "OnBuild": ["RUN useradd app"]}, {}, Image(base="x:1")),
+        ({"User": "app"}, {}, Image(base="x:1", run=["useradd app"])),
+        ({"User": "app"}, {}, Image(base="x:1", apt=["app"])),
+    ],
+)
+def test_users_of_bases(
+    config: Mapping[str, Any],
+    files: Mapping[str, str],
+    image: Image,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A number needs no account; a name needs one, which what is built on a base may make."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = Store(ImageFacts(id="sha256:1", config=config), {**DEBIAN, **files})
+    assert plan_for(image, store, python="3.11", platform=PLATFORM).user == config["User"]
 
 
 class Store(EngineImages):
