@@ -94,7 +94,7 @@ class Docker(Provider):
         """End and remove every container of a pool, whichever client started it.
 
         Raises:
-            EngineError: the engine is gone or refuses; containers may be left, which end by their lease.
+            EngineError: the engine does not answer or refuses; containers may remain, which end by their lease.
         """
         dismiss_all(self.engine(), pool_id)
 
@@ -239,7 +239,7 @@ class DockerAllocation(Allocation):
         """Remove all containers, and the directory.
 
         Raises:
-            EngineError: the engine is gone or refuses; containers may be left, which end by their lease.
+            EngineError: the engine does not answer or refuses; containers may remain, which end by their lease.
         """
         with ExitStack() as last:
             if self._host is not None:

@@ -25,7 +25,7 @@ _SIZE = 8  # bytes of the length before the pickle
 _LATE_S = 5.0  # time for a call in progress at the client's death to take effect and be listed
 _RETRY_S = 5.0
 _LOOK_S = 1.0
-_TRYING_S = 3600.0  # while the network is down; after that, leases have ended what they can
+_TRYING_S = 3600.0  # time limit while the network is down; by then leases have ended what they can
 _log = logging.getLogger(__name__)
 
 

@@ -56,8 +56,8 @@ _BEAT_S = 5.0
 class SSH(Provider):
     """Containers on machines reached by SSH: `sky.SSH("gpu1", "ubuntu@gpu2:2222")`.
 
-    A machine needs an sshd, a Docker engine (20.10 or newer) that the user may use, and the docker command. It is
-    reached like with the ssh command: configuration, agent and jump hosts are used. Host keys are always checked.
+    A machine needs an sshd, a Docker engine (20.10 or newer) that the user may use, and the docker command. Connections
+    use the configuration, agent and jump hosts of the ssh command. Host keys are always checked.
 
     Attributes:
         hosts: `[user@]name[:port]`, where the name may be an alias of the SSH configuration. Nodes are assigned in this

@@ -26,7 +26,7 @@ from skyward.wire.batch import COUNT, Packer, Unpacker
 from skyward.wire.frames import Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
 
-_OLD_FUNCTIONS = 32  # calls begin in the order in which they were sent, up to the number of slots
+_OLD_FUNCTIONS = 32  # for calls of other slots: calls begin in the order in which they were sent
 _BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
 _RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that have to be run to get the result
 _ITEM = "An item of the generator"

@@ -49,7 +49,7 @@ class Acceptor(Generic[C]):
     ) -> None:
         self._listener = listener
         self._wrap, self._authenticate, self._serve, self._say = wrap, authenticate, serve, say
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._pending: list[socket.socket] = []  # oldest first
         self._refused = 0
         self._reported = float("-inf")
@@ -124,7 +124,7 @@ class Client:
     """Sends frames in order from a thread of its own. Only output may be dropped, never reports.
 
     Attributes:
-        connection: for the thread that receives.
+        connection: the connection, used by the receiving thread.
         heard: monotonic time of the client's last message.
     """
 

@@ -36,8 +36,8 @@ _DEPTH = 60  # maximum number of frames reported, the innermost ones
 _POLL_S = 0.02
 _BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files of frames at the base of every call
 _WIRE = str(Path(payload.__file__).parent)
-# Modules whose C code waits for other ranks when it does not return. Others of these packages (loading a file, a data
-# loader) wait for other things.
+# Modules whose C code waits for other ranks while it does not return. Other modules of these packages (loading a file,
+# a data loader) wait for other things.
 _WAITING_PLACES = (
     "torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._ops", "torch._tensor", "jax", "jaxlib",
     "tensorflow.python.eager", "tensorflow.python.distribute",

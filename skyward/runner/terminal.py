@@ -49,7 +49,7 @@ class TerminalClient:
 
     Args:
         send: sends a frame to the client; returns whether an answer can come.
-        running: as in `exchange.GatherClient`.
+        running: as in `exchange._Requests`.
         shield: defers interrupts of the calling thread's call while its block runs.
 
     Attributes:

@@ -47,7 +47,7 @@ class UsageMeter:
         self._limit = min(filter(None, (source.limit() if source else None, _machine_memory(proc))), default=None)
 
     def measure(self) -> dict[str, Any]:
-        """Return the current usage; waits 0.25 s if the last measurement is missing or older than 10 s.
+        """Return the current usage; waits at most 0.25 s, not at all if the last measurement is 0.25 to 10 s old.
 
         Returns:
             `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: unknown), `received` and
@@ -66,7 +66,7 @@ class UsageMeter:
             self._gpus = Gpus(visible=os.environ.get(GPUS_VAR))  # those of the node: a container shows no others anyway
         span = last.at - before.at
         return {
-            "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # the time of processes that have ended is not counted
+            "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # the sum falls when a process ends
             "cpu_s": last.cpu_s,
             "memory": memory,
             "memory_limit": self._limit,

@@ -302,7 +302,7 @@ class Connection:
         try:
             self._sock.shutdown(socket.SHUT_RD)
         except OSError:
-            pass  # the other side was faster
+            pass  # the other side has closed it already
 
     def close(self) -> None:
         """Close both directions; a thread blocked in `send` or `receive` is released."""
@@ -310,7 +310,7 @@ class Connection:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was faster
+            pass  # the other side has closed it already
         self._sock.close()
         self._wake.release()
 

@@ -321,7 +321,7 @@ def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
         return _rebuilt(record.data, record)
     except (exceptions.Stopping, KeyboardInterrupt):
         raise
-    except BaseException as problem:  # constructors are other people's code
+    except BaseException as problem:  # constructors are foreign code
         return record._replace(problem=said(problem)).as_remote_error()
 
 
@@ -334,7 +334,7 @@ def load_record(data: Buffer) -> exceptions.Record:
             raise ValueError("it is not one")
         record = exceptions.Record(*found)
         return record._replace(notes=tuple(map(str, record.notes)))
-    except Exception as error:  # whatever is in it
+    except Exception as error:  # whatever it contains
         return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {said(error)}")
 
 

@@ -29,7 +29,7 @@ _STAYS = (
 )
 
 
-# what cannot be pickled -----------------------------------------------------------------------------------------------
+# unpicklable values ---------------------------------------------------------------------------------------------------
 
 
 def unpicklable(what: str, obj: object, error: Exception, pickle: Pickle) -> SerializationError:
@@ -128,7 +128,7 @@ def cause_of(error: Exception) -> Exception | None:
     return None
 
 
-# what cannot be unpickled ---------------------------------------------------------------------------------------------
+# failed unpickling ----------------------------------------------------------------------------------------------------
 
 
 def missing_module(what: str, error: ModuleNotFoundError) -> str:
@@ -155,7 +155,7 @@ def where_of(error: BaseException) -> str:
     return ("on the node" if ENV_VAR in os.environ else "here") + imported
 
 
-# what a function has raised -------------------------------------------------------------------------------------------
+# exceptions of functions ----------------------------------------------------------------------------------------------
 
 
 def advice_on(error: BaseException, text: str) -> tuple[str, ...]:

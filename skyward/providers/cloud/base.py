@@ -358,7 +358,7 @@ def _number(noted: object) -> float | None:
         return None
 
 
-# what exists of pools -------------------------------------------------------------------------------------------
+# resources of pools ---------------------------------------------------------------------------------------------
 
 
 def find(cloud: Cloud) -> Sequence[Resource]:

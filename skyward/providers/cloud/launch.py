@@ -178,7 +178,7 @@ def wait_ready(
 
     Args:
         machines: the machines.
-        gpus: whether NVIDIA's driver must work.
+        gpus: whether NVIDIA's driver is required to work.
         trust: receives address and public host key of each machine, as read over the first connection; when it returns,
             `host` of that machine accepts only this key. Called in several threads.
         report: receives the number of ready machines.

@@ -44,7 +44,7 @@ POD_VAR, ADDRESS_VAR = "SKYWARD_POD", "SKYWARD_POD_ADDRESS"
 POD_SECRETS, POD_IDENTITY = Path("/run/skyward"), "identity"  # where a pod's Secret is mounted, and the file in it
 SETTINGS, IDENTITY, ADDRESS = "settings.json", "identity.json", "address.json"  # files in a job's folder
 CLAIM, OPEN = "claim", "open"  # first word of a connection
-# requests of the client that has claimed the task: run this node; end, so that the engine starts another; end for good
+# requests of the client that has claimed the task: run this node; end, so that the engine restarts it; end permanently
 START, RESTART, STOP = "start", "restart", "stop"
 OUTPUT, EXIT = 0, 1  # kinds of the messages sent to it from then on
 HEADER = struct.Struct("!BI")  # of those messages: kind and length
