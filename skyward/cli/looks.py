@@ -203,6 +203,7 @@ def _python(found: Interpreter) -> str:
 
 def _does(given: BaseFacts, python: str) -> list[str]:
     """Return sentences that say how an image built on this base is made and run."""
+    from skyward.builder.packages.lock import why_too_old
     from skyward.model.rights import ACCOUNT
 
     if given.lacks(python):
@@ -214,6 +215,8 @@ def _does(given: BaseFacts, python: str) -> list[str]:
             does = [f"installs packages into {first.environment}"]
         else:
             does = [f"makes /opt/venv of {first.path}, whose packages stay importable"]
+    if reason := why_too_old(given.libc):
+        does.append(f"refuses to install packages: {reason}")
     does.append(f"runs nodes as {given.user_in_the_end or f'the user {ACCOUNT}, or as yours'}")
     if given.entrypoint:
         does.append("starts nodes through its entry point" if given.runs_commands else _DROPPED)

@@ -157,12 +157,18 @@ def target_of(request: Request) -> str:
     target = _PLATFORMS[request.platform]
     if not target.endswith("_"):
         return target
-    minor = int(request.libc.rpartition(".")[2]) if request.libc.startswith("glibc 2.") else _USUAL_GLIBC
-    if minor < _GLIBCS[0]:
-        raise ConfigError(
-            f"The base has {request.libc}, and packages are made for glibc 2.{_GLIBCS[0]} and newer. Take a newer base."
-        )
-    return f"{target}{max(each for each in _GLIBCS if each <= minor)}"
+    if reason := why_too_old(request.libc):
+        raise ConfigError(f"The base has {request.libc}, and {reason}. Take a newer base.")
+    return f"{target}{max(each for each in _GLIBCS if each <= _minor_of(request.libc))}"
+
+
+def why_too_old(libc: str) -> str:
+    """Return the reason why no packages can be installed for a C library; "" if they can."""
+    return f"packages are made for glibc 2.{_GLIBCS[0]} and newer" if _minor_of(libc) < _GLIBCS[0] else ""
+
+
+def _minor_of(libc: str) -> int:
+    return int(libc.rpartition(".")[2]) if libc.startswith("glibc 2.") else _USUAL_GLIBC
 
 
 def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
