@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # an instruction that reads the build context; everything else depends only on the text
 _READS = re.compile(r"^\s*(?:ONBUILD\s+)?(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE | re.MULTILINE)
+_HEREDOC = re.compile(r"""(?<!\S)\d*<<(-?)(["']?)([\w.]+)\2(?!\S)""")
+_HAS_HEREDOCS = re.compile(r"\s*(?:RUN|COPY|ADD|ONBUILD)\s", re.IGNORECASE)
 _FROM_STAGE = re.compile(r"--from=|,from=|=bind\S*from=", re.IGNORECASE)
 
 
@@ -152,7 +154,7 @@ class _Stage:
 def _stage(text: str, target: str | None) -> _Stage:
     """Return the stage to build: the target, or else the last one."""
     stages = _stages(text)
-    return stages.get(target or next(reversed(stages), ""), _Stage())
+    return stages.get(target.lower() if target else next(reversed(stages), ""), _Stage())
 
 
 def _stages(text: str) -> dict[str, _Stage]:
@@ -167,19 +169,36 @@ def _stages(text: str) -> dict[str, _Stage]:
             case ["FROM"]:
                 image, *alias = [word for word in words[1:] if not word.startswith("--")] or [""]
                 image = _filled(image, defaults)
-                stage = _Stage(stages[image].parent) if image in stages else _Stage(image, {image} - {"", "scratch"})
-                stages[alias[1] if len(alias) > 1 else str(len(stages))] = stage
+                below = stages.get(image.lower())
+                stage = _Stage(below.parent, user=below.user) if below else _Stage(image, {image} - {"", "scratch"})
+                stages[alias[1].lower() if len(alias) > 1 else str(len(stages))] = stage
             case ["USER"] if len(words) == 2:
                 stage.user = words[1]
             case _:
                 taken = re.findall(r"(?:--|,)from=([^\s,]+)", " ".join(words))
-                stage.images |= {each for each in taken if each not in (*stages, "scratch") and not each.isdigit()}
+                stage.images |= {
+                    each for each in taken if each.lower() not in (*stages, "scratch") and not each.isdigit()
+                }
     return stages
 
 
 def _instructions(text: str) -> list[str]:
-    """Return the lines of a Dockerfile, with continuation lines joined."""
-    return re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()
+    """Return the instructions of a Dockerfile, each in one line, without comments and the text of heredocs."""
+    found: list[str] = []
+    heredocs: list[tuple[str, str]] = []
+    goes_on = False
+    for line in text.splitlines():
+        if heredocs:
+            dash, name = heredocs[0]
+            if (line.lstrip("\t") if dash else line) == name:
+                del heredocs[0]
+        elif line.strip() and not line.lstrip().startswith("#"):
+            words = line.rstrip().removesuffix("\\")
+            found = [*found[:-1], f"{found[-1]} {words}"] if goes_on else [*found, words]
+            goes_on = words != line.rstrip()
+            if not goes_on and _HAS_HEREDOCS.match(found[-1]):
+                heredocs = [(dash, name) for dash, _, name in _HEREDOC.findall(found[-1])]
+    return found
 
 
 def _filled(word: str, defaults: Mapping[str, str]) -> str:

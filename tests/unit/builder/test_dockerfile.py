@@ -18,10 +18,14 @@ from skyward.builder.dockerfile import images_of, named_user, parent_of
         ("# syntax=s.io/d:1\nFROM a\nCOPY --from=r.io/b:1 /x /y\nCOPY --from=0 /x /y", {"s.io/d:1", "a", "r.io/b:1"}),
         ("FROM a AS c\nRUN --mount=type=bind,from=r.io/t,target=/t \\\n --mount=type=cache,from=c x", {"a", "r.io/t"}),
         ("from \\\n r.io/a:1", {"r.io/a:1"}),
+        ("FROM a AS Build\nFROM build\nCOPY --from=BUILD /x /y", {"a"}),
+        ("FROM a\nRUN python - <<EOF\nfrom os import path\nEOF\nCOPY --from=b /x /y", {"a", "b"}),
+        ("FROM a\nRUN x <<'A.sh' 3<<-\"B\" && y\nB\nfrom c\nA.sh\nfrom d\n\tB\nCOPY --from=b /x /y", {"a", "b"}),
+        ("FROM a\nRUN x \\\n# and\n\n  from c <<<EOF\nLABEL a=1 b=<<EOF <<EOF\nCOPY --from=b /x /y", {"a", "b"}),
     ],
 )  # fmt: skip
 def test_images_of_a_dockerfile(text: str, images: set[str]) -> None:
-    """Of FROM, --from, mounts and the syntax line; stages, numbers, and variables without a value are none."""
+    """Of FROM, --from, mounts and the syntax line, not of heredocs; stages, numbers, and open variables are none."""
     assert images_of(text) == images
 
 
@@ -35,10 +39,13 @@ def test_images_of_a_dockerfile(text: str, images: set[str]) -> None:
         ("FROM a AS one\nFROM b AS two\nUSER other\n", "one", ""),
         ("FROM --platform=x a as one\nUSER \\\n  app\n", "one", "app"),
         ("ARG WHO=app\nFROM a\nUSER $WHO\n", None, ""),
+        ("FROM a AS One\nUSER app\nFROM one\nRUN x\n", None, "app"),
+        ("FROM a AS One\nUSER app\nFROM b\n", "one", "app"),
+        ("FROM a\nUSER app\nCOPY <<EOF /x\nUSER root\nFROM b\nEOF\n", None, "app"),
     ],
 )
 def test_the_last_of_the_stage_counts(text: str, target: str | None, user: str) -> None:
-    """A stage begins without one, as far as the text can tell; a variable's value is not known."""
+    """A stage begins with that of the stage below it, else without one; a variable's value is not known."""
     assert named_user(text, target) == user
 
 
