@@ -13,8 +13,9 @@ if [ "$1" = --python-platform ]; then
     platform=$2
     shift 2
 fi
+# The lock has followed [tool.uv.sources]; a member of a workspace is built here without the others.
 uv_pip() {
-    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --no-sources --index-strategy unsafe-best-match \
         ${platform:+--python-platform "$platform"} "$@"
 }
 
