@@ -72,6 +72,7 @@ _NO_LISTS = re.compile(r"^W: Failed to fetch ", re.MULTILINE)  # apt continues w
 # uv's messages for a package that it had to build
 _BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:returned an error|failed)|PEP 517")
 _UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
+_NO_VERSION = re.compile(r"^.*setuptools[-_]scm was unable to detect version.*$", re.MULTILINE)
 _CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
 _COMPILER = "build-essential"
 
@@ -283,6 +284,13 @@ def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
             "nowhere in a form that can be read without running them. Choose a version that has a wheel, or make one "
             "(`python -m pip wheel --no-deps -w dist NAME==VERSION`) and name that file in pip.",
             unlocked[0].strip(),
+        )
+    if versionless := _NO_VERSION.search(log):
+        return (
+            "A project takes its version from git (setuptools-scm, hatch-vcs), and the build of an image has no .git. "
+            "Give the version in the image, such as build_env={'SETUPTOOLS_SCM_PRETEND_VERSION': '1.0'}; if there are "
+            "several such projects, each has a variable of its own: SETUPTOOLS_SCM_PRETEND_VERSION_FOR_NAME.",
+            versionless[0].strip(),
         )
     if _BUILT.search(log) and (missing := missing_of(log)):
         return _of_missing(missing), missing.line

@@ -58,6 +58,15 @@ def test_what_is_something_else(line: str) -> None:
     assert missing_of(line) is None
 
 
+def test_a_version_that_is_in_git_alone() -> None:
+    """The error says where it is looked for, and the variable that gives it."""
+    line = "         LookupError: setuptools-scm was unable to detect version for /run/local/app."
+    error = _failure("image 2/5", UV, line, *("noise" for _ in range(30)))
+    assert "takes its version from git" in str(error)
+    assert "build_env={'SETUPTOOLS_SCM_PRETEND_VERSION': '1.0'}" in str(error)
+    assert line.strip() in str(error)
+
+
 def test_what_a_build_asks_for_and_the_lock_does_not_have() -> None:
     """The error says what it is, and what to do."""
     error = _failure("image 2/5", UV, "cause: Hash-checking is required, but no trusted hash was provided for: `six`")
