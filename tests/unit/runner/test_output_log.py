@@ -106,6 +106,7 @@ def test_a_disk_that_is_full_is_told_once(tmp_path: Path) -> None:
 def test_the_agent_sends_what_a_killed_worker_had_begun(node: RunningNode) -> None:
     """The beginning of a line is with the client before the report of the worker's end."""
     client = node.client()
+    client.ping_s()  # the agent knows this client before the worker ends
     node.do("import os; print('whole'); print('begun', end=''); os.kill(os.getpid(), 9)")
 
     part = decode(client.next(Kind.UNFINISHED).head)
