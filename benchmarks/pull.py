@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -45,7 +45,9 @@ class _Link:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(*self._target)
-        await asyncio.gather(self._pass(reader, there_writer), self._pass(there_reader, writer), return_exceptions=True)
+        ways = self._pass(reader, there_writer), self._pass(there_reader, writer)
+        with suppress(asyncio.CancelledError):  # by `_end`
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -58,7 +60,14 @@ class _Link:
             writer.close()
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    async def _end(self) -> None:
+        if tasks := asyncio.all_tasks(self._loop) - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        self._loop.stop()
 
 
 @contextmanager
