@@ -7,11 +7,12 @@ import io
 import json
 import re
 import socketserver
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,7 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             for number, line in enumerate(lines, 1):
                 if is_transfer and number == len(lines):
                     time.sleep(engine.silence_s)
-                with suppress(BrokenPipeError):  # a client that has given up
-                    self.wfile.write(line)
+                self.wfile.write(line)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
@@ -159,6 +159,10 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
 
         def get_request(self) -> tuple[Any, Any]:
             return super().get_request()[0], ("engine", 0)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # else a client that has read enough, or given up
+                super().handle_error(request, client_address)
 
     with Server(str(folder / "engine.sock"), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
