@@ -3,20 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
-# A failed test is tried again, and printed as RERUN: of 7,000 tests on a busy machine a few meet a pause of the machine.
-AGAIN := --reruns 2 --reruns-delay 2 --max-suite-reruns 12 --rerun-exclude-path tests/sim --rerun-show-tracebacks
+ALONE = $$(grep -rl --include='test_*.py' pytest.mark.alone tests)
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test docs dockerfiles lint typing engine engine-down stand stand-down slurm slurm-down kube kube-build kube-down venv bench bench-peers chaos sim clean
+.PHONY: demo test test-all docs dockerfiles lint typing engine engine-down stand stand-down slurm slurm-down kube kube-build kube-down venv bench bench-peers chaos sim clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
 
-test: engine venv lint typing  ## the whole suite, unit and end to end on real containers
+test: engine venv lint typing  ## what a contributor waits for: unit, simulator, processes, Docker, SSH, a framework of each kind
+	@$(ENV) $(BIN)/python -m pytest --core -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
+
+test-all: engine venv lint typing  ## everything, before a release: also Kubernetes, Slurm, clouds, all frameworks, chaos
 	@mkdir -p .kube && { $(PYTHON) scripts/kube build >.kube/build.log 2>&1 & }  # its tests come last, and wait for it
-	@$(ENV) $(BIN)/python -m pytest $(AGAIN) -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
-	@$(ENV) $(BIN)/python -m pytest $(AGAIN) -m alone $$(grep -rl --include='test_*.py' pytest.mark.alone tests)
+	@$(ENV) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
+	@$(ENV) $(BIN)/python -m pytest -m alone $(ALONE)
 
 lint: venv
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format --check -q .

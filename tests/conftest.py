@@ -37,6 +37,31 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Left to `make test-all`, with the tests marked `alone`: what needs a cluster, another engine or minutes, and the
+# second and third of a kind.
+LARGE = frozenset(
+    name
+    for line in (
+        # clusters and clouds
+        "test_kubernetes test_kubernetes_conformance test_kubernetes_failures test_slurm test_slurm_conformance",
+        "test_aws test_aws_conformance test_gcp test_gcp_conformance test_rented_runs",
+        # frameworks: torch and joblib stay
+        "test_dask test_jax test_keras test_tensorflow test_ray test_ssh_frameworks test_framework_failures",
+        # engines, networks and hosts that are stopped, cut or set up anew
+        "test_engine_setup test_engines test_podman test_frozen_engine test_stalls test_networks test_stand",
+        "test_ssh_faults test_ssh_ways test_ssh_clients test_ssh_trust test_look_over_ssh test_runs_over_ssh",
+        "test_attached_runs test_replacement test_chaos",
+        # builds that take minutes
+        "test_by_hand test_source_packages test_shared_cache test_described_programs",
+    )
+    for name in line.split()
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", action="store_true", help="without the tests that `make test-all` alone runs")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     failures.register(config, _STATE)
     _settle_hypothesis()
@@ -52,10 +77,14 @@ def _settle_hypothesis() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """With pytest-xdist, the tests of one group run in one process.
+    """The tests of `--core`; with pytest-xdist, those of one group run in one process.
 
     The groups that take longest go first, so that short ones fill the processes that are free at the end.
     """
+    if config.option.core:
+        large = [item for item in items if item.path.stem in LARGE or item.get_closest_marker("alone")]
+        config.hook.pytest_deselected(items=large)
+        items[:] = [item for item in items if item not in large]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     yield

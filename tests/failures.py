@@ -1,4 +1,4 @@
-"""Failures and repeated tests shown as they happen, one line each; and an early end where too many tests fail.
+"""Failures shown as they happen, one line each; and an early end where too many tests fail.
 
 pytest prints its tracebacks at the end. A run that is cut off before its end, by a time limit of whoever started it,
 would otherwise have shown letters alone.
@@ -16,7 +16,7 @@ LIMIT = 300  # characters of a line
 
 
 class FailureLines:
-    """Prints a line for each failure and error, and for each failed try of a test that is repeated.
+    """Prints a line for each failure and error.
 
     It belongs to the process that reports.
 
@@ -31,14 +31,12 @@ class FailureLines:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._show("FAILED", report, report.when)
+            self._show(report, report.when)
             self._count_failure()
-        elif str(report.outcome) == "rerun":  # of pytest-rerunfailures: another try follows
-            self._show("RERUN", report, report.when)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._show("FAILED", report, "collection")
+            self._show(report, "collection")
             self._count_failure()
 
     @pytest.hookimpl(optionalhook=True)
@@ -46,11 +44,11 @@ class FailureLines:
         """Tell a process of pytest-xdist where to look."""
         node.workerinput["stop_file"] = str(self._stop_file)
 
-    def _show(self, outcome: str, report: pytest.TestReport | pytest.CollectReport, when: str) -> None:
+    def _show(self, report: pytest.TestReport | pytest.CollectReport, when: str) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None:
             terminal.ensure_newline()
-            terminal.write_line(line(outcome, report.nodeid, when, reason(report)))
+            terminal.write_line(line("FAILED", report.nodeid, when, reason(report)))
             terminal.flush()  # who reads a pipe sees it now, and not with the next 8 KiB
 
     def _count_failure(self) -> None:

@@ -303,10 +303,10 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
         except sky.errors.EngineMissingError as error:
             print("missing:", error)
         """,
-        DOCKER_HOST="unix:///nonexistent/docker.sock",
+        DOCKER_HOST="unix:///dev/null/none/docker.sock",
     )
     out, err = program.communicate(timeout=120)
-    assert out.startswith("missing: No Docker engine answers at unix:///nonexistent/docker.sock"), err
+    assert out.startswith("missing: No Docker engine answers at unix:///dev/null/none/docker.sock"), err
     assert "sky.Local()" in out
     assert time.monotonic() - started < 10
     assert EngineMissingError.__mro__[1] is sky.errors.EngineError
@@ -371,7 +371,7 @@ def test_a_node_that_cannot_start(
 ) -> None:
     """Its last lines are in the error; nothing is left of it nor of the other nodes."""
     if provider_name == "docker":
-        env, words = {"PYTHONHOME": "/nonexistent"}, "PYTHONHOME = '/nonexistent'"
+        env, words = {"PYTHONHOME": "/dev/null/none"}, "PYTHONHOME = '/dev/null/none'"
     else:
         (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'there is no way\\n')\nos._exit(1)\n")
         env, words = {"PYTHONPATH": str(tmp_path)}, "there is no way"

@@ -44,7 +44,7 @@ def pool(site: Site, server: Server) -> Iterator[sky.ComputePool]:
 @pytest.fixture
 def words(site: Site, server: Server, monkeypatch: pytest.MonkeyPatch, pool: sky.ComputePool) -> list[str]:
     """What says where it is, to a process that finds no engine here."""
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///dev/null/none/docker.sock")
     host = f"{getpass.getuser()}@127.0.0.1:{server.port}"
     return ["--ssh", host, "--key", site.key, "--known-hosts", str(site.folder / "known")]
 

@@ -23,12 +23,6 @@ TESTS = """
 import time
 import pytest
 
-TRIES = []
-
-def test_passes_at_last():
-    TRIES.append(1)
-    assert len(TRIES) == 3, "not yet"
-
 @pytest.fixture
 def broken():
     raise OSError("no such engine\\nsecond line")
@@ -63,16 +57,6 @@ def test_each_failure_is_a_line_when_it_happens(tmp_path: Path) -> None:
     before, _, _ = out.partition("= ERRORS =")
     assert "FAILED test_some.py::test_failing[39] (call): AssertionError: never\n" in before
     assert "FAILED test_some.py::test_of_a_fixture (setup): OSError: no such engine\n" in before
-
-
-def test_each_try_of_a_repeated_test_is_a_line(tmp_path: Path) -> None:
-    """The run passes, its summary counts the tries, and the traceback of each is there."""
-    out = pytest_in(tmp_path, "-k", "test_passes_at_last", "--reruns=2", "--rerun-show-tracebacks")
-
-    assert out.count("\nRERUN test_some.py::test_passes_at_last (call): AssertionError: not yet\n") == 2
-    assert "E       AssertionError: not yet" in out
-    assert "1 passed" in out
-    assert "2 rerun" in out
 
 
 def test_too_many_failures_end_all_processes(tmp_path: Path) -> None:

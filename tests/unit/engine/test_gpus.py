@@ -29,7 +29,7 @@ def test_the_hook_counts_where_the_engine_looks_for_it(tmp_path: Path) -> None:
     """Without a runtime, an engine gives GPUs when the hook is on its own PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    proc = _engine_with_path(tmp_path / "proc", f"/nonexistent:{tools}")
+    proc = _engine_with_path(tmp_path / "proc", f"/dev/null/none:{tools}")
     assert gives_gpus({"Runtimes": {"runc": {}}}, 7, proc) is False
     hook = tools / "nvidia-container-runtime-hook"
     hook.write_text("#!/bin/sh\n")

@@ -194,7 +194,7 @@ def test_a_host_without_a_private_directory_says_what_it_takes(host: Host) -> No
     assert "belong to the user" in said
     long = host.place / ("x" * 60)
     long.mkdir()
-    for home in ("/nonexistent", "", str(long), "relative"):
+    for home in ("/dev/null/none", "", str(long), "relative"):
         env = {**host.env, "HOME": home, "XDG_RUNTIME_DIR": ""}
         assert any(line.startswith("failed neither") for line in host.keep("go", env=env))
 

@@ -119,7 +119,7 @@ def test_long_names_give_way_to_short_ones(tmp_path: Path, monkeypatch: pytest.M
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     assert rundir.runtime_base() == Path("/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/null/none")
     assert rundir.runtime_base() == rundir.temporary_base()
 
 
