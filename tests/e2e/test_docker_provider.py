@@ -188,7 +188,7 @@ def test_limits_hold_when_asked_for(start: Start, api: Any, pool: str) -> None:
     assert ended is not None
     assert (ended.code, ended.signal, ended.oom) == (137, 9, True)
     assert "out of memory" in ended.text
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - asked < 30
 
 
 @pytest.mark.alone

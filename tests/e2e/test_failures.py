@@ -157,7 +157,7 @@ def test_a_broadcast_raises_the_first_error_and_stops_the_rest(pool: sky.Compute
         one_fails() @ pool
     assert caught.value.__notes__ == ["raised by one_fails() on node 1"]
     assert [node for node, _ in where() @ pool] == [0, 1]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 # what cannot be pickled ----------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
     out, err = program.communicate(timeout=120)
     assert out.startswith("missing: No Docker engine answers at unix:///dev/null/none/docker.sock"), err
     assert "sky.Local()" in out
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert EngineMissingError.__mro__[1] is sky.errors.EngineError
 
 
@@ -380,7 +380,7 @@ def test_a_node_that_cannot_start(
     with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
         pool.__enter__()
     assert words in str(caught.value)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert containers(pool.id) == []
     assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
     assert not pool.is_active
@@ -397,7 +397,7 @@ def test_a_node_that_is_not_ready_in_time(
     started = time.monotonic()
     with pytest.raises(NodeStartError, match=r"was not ready within 0\.5 s"):
         pool.__enter__()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 40
     assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
 
 
@@ -411,7 +411,7 @@ def test_one_bad_node_does_not_wait_for_the_others(new_pool: Make, provider_name
     started = time.monotonic()
     with pytest.raises(NodeStartError, match="exit status 4"):
         new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}).__enter__()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
 
 
 def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provider_name: str, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -
 
     class Slow:
         def __reduce__(self) -> Any:
-            return time.sleep, (3.0,)
+            return time.sleep, (30.0,)
 
     @sky.compute
     def slow() -> object:
@@ -144,7 +144,7 @@ def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -
         time.sleep(0.01)
     began = time.monotonic()
     assert double(5) @ pool == [10, 10]
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert future.result() is None
 
 

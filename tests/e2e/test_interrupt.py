@@ -147,7 +147,7 @@ def test_a_caught_ctrl_c_leaves_a_pool_that_works(client: Start, nothing_left: C
             work() @ pool
         except KeyboardInterrupt:
             started = time.monotonic()
-            print("result", quick("7") @ pool, time.monotonic() - started < 5, flush=True)
+            print("result", quick("7") @ pool, time.monotonic() - started < 20, flush=True)
         """,
         nodes=2,
     )
@@ -209,7 +209,7 @@ def test_a_client_that_is_killed(client: Start, engine: Any, end: str) -> None:
         ]
 
     while nodes():
-        assert time.monotonic() - gone < 10, nodes()
+        assert time.monotonic() - gone < 60, nodes()
         time.sleep(0.1)
     with sky.ComputePool(sky.Local(), display="quiet"):
         assert pool not in {directory.pool for directory in pool_directories()}

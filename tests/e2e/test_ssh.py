@@ -336,7 +336,7 @@ def test_a_host_that_is_not_there_is_named_in_time(ssh: Make, stand: Stand) -> N
         said = refusal(provider)
     finally:
         faults.link_up(host)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert "2 of 2 hosts" in said
     assert "cannot be resolved" in said
 

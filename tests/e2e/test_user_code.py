@@ -91,7 +91,7 @@ def test_streams_that_wait_for_their_consumer_can_be_stopped_in_threads(threads_
             stream.close()  # type: ignore[attr-defined] # a remote stream can be closed
         del stream, streams
         assert functions.process() >> threads_pool == before
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePool) -> None:
@@ -100,7 +100,7 @@ def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePo
     started = time.monotonic()
     with pytest.raises(WorkerLostError, match="exit status 3"):
         functions.end_process(3) >> pool
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_forked_child_leaves_the_exit_of_the_worker_alone(pool: sky.ComputePool, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from skyward.wire.frames import dial
 from skyward.wire.messages import STDERR, STDOUT, Kind, decode
 from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
 
-SOON_S = 0.5  # the agent's own bound is 0.2 s; the rest is for a loaded machine
+SOON_S = 5.0  # the agent's own bound is 0.2 s, a silenced agent would take 20 s; the rest is for a loaded machine
 HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
 
 
@@ -231,15 +231,15 @@ def test_a_flood_of_output_stops_neither_the_worker_nor_the_agent(node: RunningN
 
 def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     """Status 3, one line, no process, no socket."""
-    node = start(lease_s=2.0)
+    node = start(lease_s=5.0)
     node.ready()
     client = node.client()
     worker = Pid(node.pid(client))
     node.do(HOLD_THE_GIL)
     client.connection.close()
     status, errors = node.end()
-    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 2 s (its lease).\n")
-    assert worker.ends(within_s=0.5)
+    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 5 s (its lease).\n")
+    assert worker.ends()
     assert _files(node) == []
 
 
@@ -253,11 +253,11 @@ def test_the_lease_begins_when_the_node_is_ready(start: Start, tmp_path: Path) -
 
 def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
     """Pings hold the lease; a connection that has gone silent does not."""
-    node = start(lease_s=1.5)
+    node = start(lease_s=5.0)
     node.ready()
     client = node.client()
     for _ in range(4):
-        time.sleep(0.5)
+        time.sleep(1.5)
         client.ping_s()
     assert node.process.poll() is None
     assert client.is_closed()
@@ -273,8 +273,8 @@ def test_sigterm_ends_the_node_in_order(node: RunningNode) -> None:
     assert client.document(Kind.WORKER_EXIT)["code"] == 0
     assert client.is_closed()
     assert node.end() == (0, "")
-    assert time.monotonic() - began < 2
-    assert worker.ends(within_s=0.5)
+    assert time.monotonic() - began < 5  # without waiting for a grace
+    assert worker.ends()
     assert _files(node) == []
 
 
@@ -287,7 +287,7 @@ def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None
     client.tell(Kind.SHUTDOWN, grace_s=0.5)
     assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
     assert node.end() == (0, "")
-    assert 0.4 < time.monotonic() - began < 2
+    assert 0.4 < time.monotonic() - began < 15
     assert _files(node) == []
 
 

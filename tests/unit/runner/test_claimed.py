@@ -200,7 +200,7 @@ def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, 
     silent = [socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) for _ in range(12)]
     began = time.monotonic()
     Client(pool[0]).claim()[0].close()
-    assert time.monotonic() - began < 8  # less than one of them may take
+    assert time.monotonic() - began < 9  # less than one of them may take
     for sock in silent:
         sock.close()
 

@@ -60,7 +60,7 @@ def test_a_client_that_does_not_read_blocks_nobody(ends: tuple[Connection, Clien
     client.close()
     sender.join(60)
     assert not sender.is_alive()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
 
 
 def test_what_is_queued_is_sent_before_goodbye(ends: tuple[Connection, Client]) -> None:

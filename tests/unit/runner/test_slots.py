@@ -35,7 +35,7 @@ def test_a_call_in_the_main_thread_is_woken_from_a_system_call(main_slot: MainSl
     timer = soon(lambda: main_slot.interrupt(5))
     with pytest.raises(Interrupted):
         time.sleep(10)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
     timer.join()
 
 
