@@ -153,33 +153,6 @@ def facts_of(found: Mapping[str, Any]) -> ImageFacts:
     )
 
 
-class ListedImages(EngineImages):
-    """The images of one engine, for an overview: one listing answers for every image in it.
-
-    It answers the first question about each image; further ones, and those about images that it does not contain, go to
-    the engine one by one, so that images built or pulled meanwhile are found.
-    """
-
-    def __init__(self, images: Images) -> None:
-        super().__init__(images)
-        self._known: dict[str, ImageFacts] | None = None
-
-    def inspect(self, ref: str) -> ImageFacts | None:
-        """Return facts on the image of that name or id; None if the engine does not have it."""
-        if self._known is None:
-            self._known = {}
-            for found in self._images.listed():
-                facts = ImageFacts(
-                    id=found["Id"],
-                    repo_digests=tuple(found.get("RepoDigests") or ()),
-                    labels=found.get("Labels") or {},
-                    size=found.get("Size", 0),
-                )
-                names = [*(found.get("RepoTags") or ()), *facts.repo_digests, facts.id]
-                self._known |= dict.fromkeys(names, facts)
-        return self._known.pop(ref, None) or super().inspect(ref)
-
-
 def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str, architecture: str) -> str:
     """Return the digest of an image's content, the same from every engine and registry that has it.
 

@@ -1,16 +1,13 @@
 """`skyward build`: compiles, builds and pushes images before any pool needs them; or inspects them without building.
 
-Code that only finds an image loads nothing that builds, and sends the engine one request. The next run with the same
-words and files is answered from a record, see `skyward.cli.main`.
+Code that only finds an image loads nothing that builds.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,19 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.events import Event, Report, note, readable, warn
+from skyward.builder.events import Event, Report, note, readable
 from skyward.builder.explain import layer_sizes, recall, remember
-from skyward.builder.folders import cache_folder, home
-from skyward.builder.packages.metadata import located
-from skyward.builder.site.indexes import settings_files
-from skyward.builder.store import ListedImages, file_of_use, is_known, note_use
-from skyward.cli.main import record_unchanged
+from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
-from skyward.engine import EngineAddress, Images, find_engine
-from skyward.engine.address import DEFAULT_URL
+from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
-from skyward.image import Plan, default_base
-from skyward.model.image import Dockerfile, Image, local_path
+from skyward.image import Plan
+from skyward.model.image import Image
 from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
@@ -42,10 +34,6 @@ if TYPE_CHECKING:
 
 
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
-# plugins that read nothing from this machine
-PLUGINS = ("huggingface", "jax", "joblib", "keras", "sklearn", "tensorflow", "torch")
-# files that are searched for beside the files an image names, and in all directories above
-_LOOKED_FOR = (".git", ".gitignore", ".dockerignore", "pyproject.toml", "pylock.toml", "uv.lock", "uv.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +55,15 @@ class Wanted:
         return f"{Path.cwd() / self.memory} for {plan.platform}"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An image that a run found and did not build.
-
-    Attributes:
-        declared: its declaration.
-        plan: its plan.
-        id: its id on the engine; "" if it was looked for only in a registry.
-        is_used: whether the run counts as a use of the image.
-        until: when the registry's answer expires, in seconds since the epoch.
-    """
-
-    declared: Declared
-    plan: Plan
-    id: str
-    is_used: bool = True
-    until: float = float("inf")
-
-    @property
-    def images(self) -> Iterator[tuple[str, str]]:
-        """The images that the result depends on, by name, each with its id or digest: its base and itself."""
-        if not self.plan.base_build:
-            named = self.declared.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.plan.python)
-            base = self.plan.base if self.plan.image.lock else str(named)
-            yield base, json.loads(dict(self.plan.inputs)["base"])
-        if self.id:
-            yield self.plan.tag, self.id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTarget:
     """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
 
     `images` and `engine` both access one engine's images: its own API, and the `EngineImages` that the builder takes.
-    `found` lists the images so far that existed.
     """
 
     images: Images
-    engine: ListedImages
+    engine: EngineImages
     is_here: bool
     platform: str | None
     push: str | None
@@ -113,7 +71,6 @@ class BuildTarget:
     upgrade: bool
     sbom: bool = False
     sign: EllipticCurvePrivateKey | None = None
-    found: list[Found] = field(default_factory=list)
 
     def platform_for(self, wanted: Wanted) -> str:
         """Return the platform that was requested or declared, else that of the engine's machine."""
@@ -157,7 +114,7 @@ Act = Callable[[Wanted, BuildTarget, Output], int]
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="FILE...")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
 @click.option("--push", metavar="REPOSITORY", help="Push the image there, such as registry.example.com/team/skyward.")
 @click.option(
     "--zstd", is_flag=True, help="Compress what is pushed with zstd: quicker to unpack, for Docker 23 or newer."
@@ -170,12 +127,6 @@ Act = Callable[[Wanted, BuildTarget, Output], int]
     "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if that is unknown."
 )
 @click.option("--eject", metavar="DIR", help="Write a Dockerfile and its context that build without skyward.")
-@click.option(
-    "--check-base",
-    "base",
-    metavar="IMAGE",
-    help="Show what an image has, and how it serves as a base. No FILE.",
-)
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
 @click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
 @click.option("--package", metavar="NAME", help="A member of a project's workspace, in place of the project.")
@@ -191,7 +142,6 @@ def command(
     on: str | None,
     mode: str | None,
     eject: str | None,
-    base: str | None,
     groups: tuple[str, ...],
     extras: tuple[str, ...],
     package: str | None,
@@ -205,8 +155,6 @@ def command(
     A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
     running it. A directory is a Python project, installed as its lock has it.
     """
-    if bool(sources) == bool(base):
-        raise click.UsageError("Name a FILE to build, or an image to look at with --check-base and no FILE.")
     for option, given in (("--zstd", zstd), ("--sign", sign)):
         if given and not push:
             raise ConfigError(f"{option} is about what is pushed to a registry; it takes --push as well.")
@@ -216,14 +164,9 @@ def command(
     output = Output(as_json=as_json)
     place = _place(on) if on else find_engine()
     with output.errors(), closing(Images(place)) as images:
-        engine = ListedImages(images)
-        if base:
-            from skyward.cli.looks import show_base
-
-            return show_base(base, engine, platform or images.platform(), as_json=as_json)
         target = BuildTarget(
             images=images,
-            engine=engine,
+            engine=EngineImages(images),
             is_here=not on,
             platform=platform,
             push=push,
@@ -234,10 +177,7 @@ def command(
         )
         wanted = [each for source in sources for each in _read(source, choice)]
         act = _acting(mode, eject, wanted)
-        status = max([act(each, target, output) for each in wanted])
-    if isinstance(place, EngineAddress) and len(target.found) == len(wanted):
-        _record(target.found, output, place)
-    return status
+        return max([act(each, target, output) for each in wanted])
 
 
 def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
@@ -322,13 +262,6 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     if last is None or last.tag != plan.tag:
         remember(wanted.key(plan), plan)
     output.result(wanted.name, result)
-    if not (result.built or result.waited_for or target.upgrade or target.sbom or target.sign):
-        until = float("inf")
-        if reference is not None:
-            from skyward.builder.registry import existence
-
-            until = existence.trusted_until(reference, platform=plan.platform)
-        target.found.append(Found(wanted.declared, plan, result.id, until=until))
     return EXISTS
 
 
@@ -408,53 +341,3 @@ def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Re
     if target.sign is not None and reference is not None:
         sign(parse_reference(reference), digest, target.sign)
         report(note(f"signed {result.reference}"))
-
-
-def _record(found: Sequence[Found], output: Output, engine: EngineAddress) -> None:
-    """Record a run that found all its images, unless it printed messages that the next run must determine again."""
-    plugins = {use.name for each in found for use in each.declared.plugins}
-    has_warned = warn.cache_info().currsize > 0
-    if output.has_events or has_warned or not plugins <= {*PLUGINS} or cache_folder("unchanged") is None:
-        return
-    # the engine's default socket is tried before others
-    sockets = [path for path in [DEFAULT_URL.removeprefix("unix://")] if path != str(engine.path)]
-    settings = settings_files(os.environ, home(), Path.cwd())
-    record_unchanged(
-        output.printed,
-        [pair for each in found for pair in each.images],
-        str(engine.path),
-        [*map(str, (*settings, *_looked_for(found))), *sockets],
-        [str(file_of_use(each.plan.tag)) for each in found if each.is_used],
-        min(each.until for each in found),
-    )
-
-
-def _looked_for(found: Iterable[Found]) -> set[Path]:
-    """Return the files that would affect the images if they existed."""
-    looked_for = {Path(each.declared.where).with_suffix(".lock") for each in found}
-    for each in found:
-        if places := [located(each.declared.root, path) for path in _paths(each)]:
-            folders = {folder for place in (each.declared.root, *places) for folder in (place, *place.parents)}
-            looked_for |= {folder / name for folder in folders for name in _LOOKED_FOR}
-            looked_for |= {place.with_name(f"{place.name}.dockerignore") for place in places}
-            looked_for |= {*places, *_members(places)}
-    return looked_for
-
-
-def _paths(found: Found) -> list[str]:
-    """Return the paths of files and directories that an image names."""
-    declared, image = found.declared.image, found.plan.image
-    paths = [*image.includes, *declared.requirements, *declared.constraints, *(["."] if declared.groups else [])]
-    paths += [path for entry in image.pip if (path := local_path(entry)) is not None]
-    paths += [declared.project.path] if declared.project else []
-    paths += [declared.base.path, declared.base.context] if isinstance(declared.base, Dockerfile) else []
-    return paths
-
-
-def _members(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the workspace files that uv reads to check whether their locks fit, and the members' directories."""
-    for lock in {folder / "uv.lock" for place in folders for folder in (place, *place.parents)}:
-        if lock.is_file():
-            from skyward.builder.packages.project import read_by_uv
-
-            yield from read_by_uv(lock)

@@ -14,7 +14,7 @@ import click
 
 from skyward.builder.packages.lock_file import Entry, read_lock_file, shown, write_lock_file
 from skyward.builder.plans import check_lock, lock_for
-from skyward.builder.store import ListedImages
+from skyward.builder.store import EngineImages
 from skyward.cli.build import declared_in
 from skyward.cli.output import Output
 from skyward.engine import Images, find_engine
@@ -89,7 +89,7 @@ def command(
         names = None if not (upgrade or newer) else tuple(map(package_name, newer))
         with closing(Images(find_engine())) as engine:
             for file, all_ in wanted.items():
-                _lock(file, all_, platforms, names, ListedImages(engine), as_json)
+                _lock(file, all_, platforms, names, EngineImages(engine), as_json)
     return FITS
 
 
@@ -134,7 +134,7 @@ def _lock(
     images: list[Locked],
     platforms: Collection[str],
     newer: Collection[str] | None,
-    engine: ListedImages,
+    engine: EngineImages,
     as_json: bool,
 ) -> None:
     """Write a lock file, and print what changed."""

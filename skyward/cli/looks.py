@@ -1,34 +1,23 @@
 """Modes of `skyward build` other than building: check, print the Dockerfile, explain changes, eject.
 
-`--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward. `--check-base`
-shows the facts of an image that matter for a base, and how skyward would use it as one.
+`--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
 
 from skyward.builder.explain import explain, memory_of, recall
 from skyward.builder.store import is_known
-from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Found, Wanted
+from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Wanted
 from skyward.cli.output import Output
 from skyward.errors import ConfigError, EngineError, ImageError
-from skyward.image import BaseFacts, Interpreter, Plan
+from skyward.image import Plan
 from skyward.model.image_fields import local_minor
-
-if TYPE_CHECKING:
-    from skyward.builder.store import EngineImages
-
-_DROPPED = "leaves its entry point out, as that does not run the command that it is given"
 
 
 def check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
@@ -36,29 +25,26 @@ def check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     try:
         with output.listening(wanted.name):
             plan = target.plan(wanted)
-        state, reason, image_id = _state(plan, target)
+        state, reason = _state(plan, target)
     except (EngineError, ImageError) as error:
         output.check(wanted.name, "", "unknown", str(error))
         return UNKNOWN
     output.check(wanted.name, plan.tag, state, reason)
-    if image_id:
-        target.found.append(Found(wanted.declared, plan, image_id, is_used=False))
     return {"exists": EXISTS, "absent": ABSENT}.get(state, UNKNOWN)
 
 
-def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
-    """Return the state of an image, the reason if it is unknown, and its id if the engine has it."""
+def _state(plan: Plan, target: BuildTarget) -> tuple[str, str]:
+    """Return the state of an image, and the reason if it is unknown."""
     reference = target.reference(plan)
     if reference is None:
-        facts = target.engine.inspect(plan.tag)
-        return ("exists", "", facts.id) if facts and is_known(plan.tag, facts) else ("absent", "", "")
+        return ("exists" if is_known(plan.tag, target.engine.inspect(plan.tag)) else "absent"), ""
     from skyward.builder.registry import existence
     from skyward.builder.registry.existence import Absent, Exists
 
     found = existence.check(reference, platform=plan.platform, trust_s=0)
     if isinstance(found, Exists):
-        return "exists", found.reference, ""
-    return ("absent", "", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}", "")
+        return "exists", found.reference
+    return ("absent", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}")
 
 
 def show_dockerfile(wanted: Wanted, target: BuildTarget, output: Output) -> int:
@@ -148,78 +134,3 @@ def build_command(plan: Plan, folder: Path, begin: Sequence[str]) -> str:
     arguments = [f"--build-arg {name}=$'{char.encode('unicode_escape').decode()}'" for name, char in plan.build_args]
     name = folder.resolve().name.lower() or "image"
     return " ".join([shlex.join(words), *arguments, shlex.join(["--tag", name, "."])])
-
-
-def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bool) -> int:
-    """Print the properties of an image, pulling it if the engine does not have it.
-
-    Raises:
-        ImageNotFoundError: it does not exist.
-        ImageError: nothing can be built on it; its properties are printed all the same.
-        EngineError: the engine refuses.
-    """
-    from skyward.builder.base import facts_of_base, why_no_account, why_unfit
-    from skyward.builder.plans import resolve_base
-
-    base, python = resolve_base(reference, store), local_minor()
-    assert base.facts
-    given = facts_of_base(reference, base.facts, store, platform)
-    reason = why_unfit(given, python) or why_no_account(given)
-    does = [] if reason else _does(given, python)
-    if as_json:
-        about = {"event": "base", "image": reference, "id": base.facts.id, "platform": platform, **asdict(given)}
-        click.echo(json.dumps({**about, "does": does, "fit": not reason}))
-    else:
-        _print_base(reference, platform, given, does)
-    if reason:
-        raise ImageError(f"{reference} cannot be a base. {reason}")
-    return 0
-
-
-def _print_base(reference: str, platform: str, given: BaseFacts, does: list[str]) -> None:
-    libc = given.libc or "no C library that is known"
-    rows = [
-        ("image", f"{reference} ({platform})"),
-        ("system", ", ".join(filter(None, [given.system or "not named", libc, "apt" if given.apt else "no apt"]))),
-        *(("Python", _python(each)) for each in given.pythons),
-        *([] if given.pythons else [("Python", "none")]),
-        ("user", given.user or "none, which is root"),
-        ("entry point", json.dumps(given.entrypoint) if given.entrypoint else "none"),
-        ("CUDA", given.cuda or "none"),
-        *(("ONBUILD", line) for line in given.onbuild),
-        *([("lacks", ", ".join(given.missing))] if given.missing else []),
-        *(("skyward", line) for line in does),
-    ]
-    last = ""
-    for name, text in rows:
-        click.echo(f"{name if name != last else '':<12} {text}")
-        last = name
-
-
-def _python(found: Interpreter) -> str:
-    of = f", of the virtual environment {found.environment}" if found.environment else ""
-    return f"{found.version or 'of a version that its files do not tell'}: {found.path}{of}"
-
-
-def _does(given: BaseFacts, python: str) -> list[str]:
-    """Return sentences that say how an image built on this base is made and run."""
-    from skyward.builder.packages.lock import why_too_old
-    from skyward.model.rights import ACCOUNT
-
-    if given.lacks(python):
-        lost = "; packages of its own Python are not seen" if given.pythons else ""
-        does = [f"brings Python {python}, this client's version, with uv or apt{lost}"]
-    else:
-        first = next(each for each in given.pythons if each.version in (python, ""))
-        if first.environment == "/opt/venv":
-            does = [f"installs packages into {first.environment}"]
-        else:
-            does = [f"makes /opt/venv of {first.path}, whose packages stay importable"]
-    if reason := why_too_old(given.libc):
-        does.append(f"refuses to install packages: {reason}")
-    does.append(f"runs nodes as {given.user_in_the_end or f'the user {ACCOUNT}, or as yours'}")
-    if given.entrypoint:
-        does.append("starts nodes through its entry point" if given.runs_commands else _DROPPED)
-    if given.healthcheck:
-        does.append("turns its health check off, which is for another program")
-    return does

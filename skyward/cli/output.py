@@ -19,10 +19,6 @@ of what is being built. The events:
   `before`, `after`), `reused` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
 - `dockerfile`: `text`.
 - `eject`: `folder`, and `command`, which builds the image there.
-- `base` (of `--check-base`): `id`, `platform`, `system`, `libc`, `apt`, `cuda`, `user`, `entrypoint`, `runs_commands`
-  (whether the entry point runs the command it receives), `pythons` (each with `path`, `version` and `environment`),
-  `healthcheck`, `stop_signal`, `shell`, `onbuild`, `missing` (programs), `unknown_names` (those in `user` that
-  have no account), `does` (sentences), and `fit` (whether it can be a base).
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
 """
 
@@ -122,29 +118,16 @@ def result_text(image: str, result: Result) -> str:
 
 
 class Output:
-    """Prints results and progress, as text or as JSON.
-
-    Attributes:
-        printed: text written to standard output so far.
-        has_events: whether anything was reported besides results.
-    """
+    """Prints results and progress, as text or as JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.printed = ""
-        self.has_events = False
 
     @contextmanager
     def listening(self, image: str) -> Iterator[Report]:
         """Yield a listener for the events of one image."""
         with ExitStack() as stack:
-            report = self._report(image, stack)
-
-            def listen(event: Event) -> None:
-                self.has_events = True
-                report(event)
-
-            yield listen
+            yield self._report(image, stack)
 
     def _report(self, image: str, stack: ExitStack) -> Report:
         if self.as_json:
@@ -209,14 +192,10 @@ class Output:
         if self.as_json:
             self._say(image, document)
         else:
-            self._print(text)
+            click.echo(text, nl=False)
 
     def _say(self, image: str, document: dict[str, Any]) -> None:
-        self._print(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False) + "\n")
-
-    def _print(self, text: str) -> None:
-        self.printed += text
-        click.echo(text, nl=False)
+        click.echo(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False))
 
 
 class _Terminal:

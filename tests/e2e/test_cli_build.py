@@ -6,13 +6,11 @@ import json
 import os
 import pty
 import re
+import resource
 import secrets
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -339,65 +337,23 @@ def _age(use: Path, *, days: float) -> None:
     os.utime(use, (moment, moment))
 
 
-class Counter:
-    """A socket that leads to the engine and counts the questions."""
-
-    def __init__(self, path: Path) -> None:
-        self.url, self.count = f"unix://{path}", 0
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        target = os.environ["DOCKER_HOST"].removeprefix("unix://")
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                with near, socket.socket(socket.AF_UNIX) as far:
-                    far.connect(target)
-                    self._pass_on(near, far)
-
-    def _pass_on(self, near: socket.socket, far: socket.socket) -> None:
-        """What comes from either side, until one of them hangs up."""
-        while True:
-            for ready in select.select([near, far], [], [])[0]:
-                chunk = ready.recv(1 << 16)
-                if not chunk:
-                    return
-                self.count += chunk.count(b" HTTP/1.1\r\n") if ready is near else 0
-                (far if ready is near else near).sendall(chunk)
-
-
 @pytest.mark.alone
-def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
-    """An image that exists: one question to the engine, and under 150 ms more than importing skyward."""
+def test_a_no_op_is_quick(images: Images) -> None:
+    """For an image that exists, the command takes under 400 ms of processor time, imports included."""
     file = images.file(more='pip = ["six"]\n')
     assert images("build", file).status == 0
-    counter = Counter(images.folder / "counted.sock")
-    try:
-        assert images("build", file, DOCKER_HOST=counter.url).status == 0
-    finally:
-        counter.close()
 
-    def seconds(*command: str) -> float:
-        started = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - started
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*SKYWARD, "build", str(file)], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # of many pairs the one that the rest of the machine disturbed least; on a quiet machine a few are enough
-    more: list[float] = []
-    while len(more) < 10 or (min(more) >= 0.150 and len(more) < 100):
-        more.append(seconds(*SKYWARD, "build", str(file)) - seconds(sys.executable, "-c", "import skyward"))
-    print(f"a no-op takes {min(more) * 1000:.0f} ms more than the import, the least of {len(more)}")
-    assert counter.count == 1
-    assert min(more) < 0.150
+    taken: list[float] = []  # the one that the rest of the machine disturbed least; on a quiet machine a few are enough
+    while len(taken) < 3 or (min(taken) >= 0.4 and len(taken) < 60):
+        taken.append(seconds())
+    print(f"a no-op takes {min(taken) * 1000:.0f} ms, the least of {len(taken)}")
+    assert min(taken) < 0.4
 
 
 @pytest.mark.alone

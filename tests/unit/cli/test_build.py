@@ -105,14 +105,14 @@ def test_the_worst_of_several_counts(skyward: Skyward, engine: FakeEngine, file:
 
 
 def test_an_image_that_exists_is_not_built(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
-    """The result is told, and the image asked for once."""
+    """Nothing is asked but what the base and the image are."""
     (tag,) = _make(skyward, engine, file)
 
     status, out, err = skyward("build", file)
 
     assert (status, err) == (0, "")
     assert out.splitlines() == [f"{tag}  {file}: exists", f"  id      sha256:{tag}", "  size    1 kB"]
-    assert engine.requests == ["GET /images/json"]
+    assert engine.requests == ["GET /images/base:1/json", f"GET /images/{tag}/json"]
 
 
 def test_an_image_that_was_not_built_here_does_not_exist(skyward: Skyward, engine: FakeEngine, file: Path) -> None:

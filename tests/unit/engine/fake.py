@@ -85,6 +85,7 @@ class FakeEngine:
             return 500, {"message": "the disk is on fire"}
         if path.endswith("/push") or path == "/images/create":
             return 200, self.pushes
+        ref = next((tag for tag, image in self.images.items() if ref in image.get("RepoDigests", ())), ref)
         if ref not in self.images:
             return 404, {"message": f"No such image: {ref}"}
         if method == "DELETE" and ref in self.in_use:
@@ -99,10 +100,12 @@ class FakeEngine:
             return 201, None
         image = self.images[ref]
         config = {"Labels": image["Labels"], "Env": ["A=b"]}
+        known: dict[str, Any] = {name: image[name] for name in ("Id", "RepoDigests") if name in image}
         return 200, {"Id": f"sha256:{ref}", "Size": image["Size"], "Os": "linux", "Architecture": "amd64"} | {
             "Config": config,
             "RepoDigests": [],
             "Metadata": {"LastTagTime": image.get("tagged", "0001-01-01T00:00:00Z")},
+            **known,
         }
 
 
