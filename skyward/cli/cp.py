@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
-from threading import Semaphore
+from subprocess import DEVNULL, PIPE
+from tempfile import TemporaryFile
+from typing import IO
 
 import click
 
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.cli.runs import Transfer
 from skyward.errors import ConfigError, SkywardError
-from skyward.nodes.access import OUTPUT, Program
-from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
+from skyward.nodes.access import Program
+from skyward.runner.entry.copy import (
+    BEGIN,
+    BROKEN_OFF,
+    CHUNK,
+    SOME_LEFT_OUT,
+    CopyError,
+    Destination,
+    name_of,
+    pack,
+    size_of,
+    unpack,
+)
 
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
 _ENV = {"PYTHONSAFEPATH": "1"}  # do not import the node's files as modules
-_PARTS = 32  # maximum number of received but unread parts of a stream
 _MOST_NAMED = 20
 
 
@@ -71,20 +82,21 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
 
 def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
+    report = _Report(target)
     with target.enter() as access, Transfer(f"copying into {target.title}", size_of(sources)) as transfer:
-        report = _Report(target, transfer)
-        program = Program(access, [*_PROGRAM, "put", destination, str(len(sources))], report.hear, env=_ENV)
-        try:
-            pack(sources, _Input(program, transfer), report.note)
-            program.end_input()
-            report.status = program.wait().status
-        except _EndedError:
-            report.status = program.wait().status  # it has reported why
-        except CopyError as error:
-            report.error = str(error)
-        finally:
-            program.close()
-        return report.finish()
+        words = [*_PROGRAM, "put", destination, str(len(sources))]
+        with closing(Program(access, words, env=_ENV, stdin=PIPE, stderr=report.errors)) as program:
+            given = program.process.stdin
+            assert given
+            try:
+                with suppress(BrokenPipeError):  # it has reported why
+                    pack(sources, _Counted(given, transfer), report.note)
+            except CopyError as error:
+                raise SkywardError(f"The copy failed: {error}") from error
+            finally:
+                with suppress(BrokenPipeError):
+                    given.close()
+            return report.status(program.wait())
 
 
 def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
@@ -92,140 +104,71 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
         into = Destination(destination, several=len(paths) > 1)
     except CopyError as error:
         raise ConfigError(f"{error} Nothing was copied.") from error
+    report = _Report(target)
     with target.enter() as access, Transfer(f"copying out of {target.title}") as transfer:
-        report = _Report(target, transfer)
-        output = _Output(report, transfer)
-        program = Program(access, [*_PROGRAM, "get", *paths], output.put, env=_ENV)
-        program.at_end(output.end)
-        try:
-            unpack(output, into, report.note, {name_of(path) for path in paths})
-            output.skip()
-            report.status = program.wait().status
-        except CopyError as error:
-            if output.has_ended:
-                report.status = program.wait().status  # tells more precisely why the copy broke off
-            report.error = report.error or str(error)
-        finally:
-            output.stop()
-            program.close()
-        return report.finish()
+        words = [*_PROGRAM, "get", *paths]
+        with closing(Program(access, words, env=_ENV, stdin=DEVNULL, stdout=PIPE, stderr=report.errors)) as program:
+            output = program.process.stdout
+            assert output
+            broken = ""
+            try:
+                if BEGIN in iter(output.readline, b""):
+                    unpack(_Counted(output, transfer), into, report.note, {name_of(path) for path in paths})
+                    while output.read(CHUNK):
+                        pass  # what follows the end of the archive
+            except CopyError as error:
+                broken = str(error)
+                program.close()
+            return report.status(program.wait() if not broken else BROKEN_OFF, broken)
 
 
-class _EndedError(Exception):
-    """The program in the node ended before all data was sent."""
+class _Counted:
+    """A stream whose bytes are counted."""
 
-
-class _Input:
-    """The node's end of a copy, as a writable file."""
-
-    def __init__(self, program: Program, transfer: Transfer) -> None:
-        self._program, self._transfer = program, transfer
+    def __init__(self, stream: IO[bytes], transfer: Transfer) -> None:
+        self._stream, self._transfer = stream, transfer
 
     def write(self, data: bytes) -> int:
-        if not self._program.write(data):
-            raise _EndedError
+        self._stream.write(data)
         self._transfer.advance(len(data))
         return len(data)
 
-
-class _Output:
-    """Data from the node's end of a copy, as a readable file with a bounded buffer.
-
-    Attributes:
-        has_ended: whether the end was read.
-    """
-
-    def __init__(self, report: _Report, transfer: Transfer) -> None:
-        self._report, self._transfer = report, transfer
-        self._parts: SimpleQueue[bytes] = SimpleQueue()
-        self._room = Semaphore(_PARTS)
-        self._rest = b""
-        self.has_ended = self._stopped = False
-
-    def put(self, stream: int, data: bytes) -> None:
-        """Buffer received data (called in a separate thread)."""
-        if stream != OUTPUT:
-            self._report.hear(stream, data)
-        elif not self._stopped:
-            self._room.acquire()
-            self._parts.put(data)
-
-    def end(self) -> None:
-        """Mark the end of the data."""
-        self._parts.put(b"")
-
     def read(self, count: int) -> bytes:
-        """Return `count` bytes; fewer at the end."""
-        found = bytearray(self._rest[:count])
-        self._rest = self._rest[count:]
-        while len(found) < count and not self.has_ended:
-            part = self._parts.get()
-            if not part:
-                self.has_ended = True
-                break
-            self._room.release()
-            self._transfer.advance(len(part))
-            missing = count - len(found)
-            found += part[:missing]
-            self._rest = part[missing:]
-        return bytes(found)
-
-    def skip(self) -> None:
-        """Read to the end."""
-        while self.read(1 << 20):
-            pass
-
-    def stop(self) -> None:
-        """Release a blocked `put`, and discard what comes after."""
-        self._stopped = True
-        self._room.release(_PARTS)
+        data = self._stream.read(count)
+        self._transfer.advance(len(data))
+        return data
 
 
 class _Report:
-    """Messages of the program in the node about a copy."""
+    """What was not copied.
 
-    def __init__(self, target: NodeTarget, transfer: Transfer) -> None:
-        self._target, self._transfer = target, transfer
-        self._line = b""
-        self._unread: list[str] = []  # output lines that are not the program's messages
-        self.failures: list[str] = []
-        self.status = 0
-        self.error = ""
+    Attributes:
+        errors: the file to which the program in the node reports.
+    """
+
+    def __init__(self, target: NodeTarget) -> None:
+        self._title, self._failures = target.title, list[str]()
+        self.errors = TemporaryFile()  # noqa: SIM115 - closed at the end of this process
 
     def note(self, file: str, why: str) -> None:
         """Record a file that was not copied."""
-        self.failures.append(f"{file} {why}")
+        self._failures.append(f"not copied: {file} {why}")
 
-    def hear(self, _: int, data: bytes) -> None:
-        """Handle output of the program in the node."""
-        *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            try:
-                about = json.loads(line)
-                assert isinstance(about, dict)
-            except (ValueError, AssertionError):
-                self._unread.append(line.decode(errors="replace"))
-                continue
-            self._transfer.total = about.get("total", self._transfer.total)
-            self.error = about.get("error", self.error)
-            if "file" in about:
-                self.note(about["file"], about["why"])
-
-    def finish(self) -> int:
-        """Report what was not copied, and return the exit status.
+    def status(self, status: int, broken: str = "") -> int:
+        """Print what was not copied; return the exit status.
 
         Raises:
             SkywardError: the copy broke off.
         """
-        if self.error:
-            raise SkywardError(f"The copy was not made, or not to its end: {self.error} ({self._target.title})")
-        if self.status:
-            said = "\n".join(self._unread[-_MOST_NAMED:])
-            raise SkywardError(
-                f"The copy broke off: its program in {self._target.title} ended with {self.status}.\n{said}"
-            )
-        for failure in self.failures[:_MOST_NAMED]:
-            click.echo(f"skyward: not copied: {failure}", err=True)
-        if len(self.failures) > _MOST_NAMED:
-            click.echo(f"skyward: and {len(self.failures) - _MOST_NAMED} more were not copied", err=True)
-        return 1 if self.failures else 0
+        self.errors.seek(0)
+        said = self.errors.read().decode(errors="replace").splitlines()
+        if status > SOME_LEFT_OUT:
+            lines = said[-_MOST_NAMED:] or [broken]
+            what = "\n".join(lines)
+            raise SkywardError(f"The copy failed in {self._title}: {what}")
+        failures = self._failures + said
+        for failure in failures[:_MOST_NAMED]:
+            click.echo(f"skyward: {failure}", err=True)
+        if len(failures) > _MOST_NAMED:
+            click.echo(f"skyward: and {len(failures) - _MOST_NAMED} more were not copied", err=True)
+        return SOME_LEFT_OUT if failures else 0

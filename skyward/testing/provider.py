@@ -21,6 +21,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -248,21 +249,20 @@ class ProviderConformance(ABC):
 
     def _place_in(self, node: Resource) -> tuple[str, int] | None:
         """Return pool and number of a node as a command on it sees them; None if the provider refuses to enter it."""
-        said: list[bytes] = []
         try:
             access = self.provider().enter(node)
         except ProviderError:
             return None
         with access:
-            place = Program(
-                access, ["sh", "-c", 'printf %s "$COMPUTE_POOL"; exit 3'], lambda _, data: said.append(data)
-            )
-            assert place.wait().status == 3, "the exit status of a command must be passed on"
-            endless = Program(access, ["cat"], lambda *_: None)
+            words = ["sh", "-c", 'printf %s "$COMPUTE_POOL"; exit 3']
+            with closing(Program(access, words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)) as place:
+                assert place.process.stdout
+                seen = json.loads(place.process.stdout.read())
+                assert place.wait() == 3, "the exit status of a command must be passed on"
+            endless = Program(access, ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             endless.close()
             with pytest.raises(WireError):
                 endless.wait()
-        seen = json.loads(b"".join(said))
         return seen["job_id"], seen["node"]
 
     @property

@@ -137,6 +137,13 @@ class ClusterApi:
                     f"{self.url} no longer accepts these credentials, and there are no others: {error}"
                 ) from error
 
+    @property
+    def kubectl_options(self) -> list[str]:
+        """The options that make kubectl use this cluster and namespace."""
+        address = self._address
+        found = {"kubeconfig": address.kubeconfig, "context": address.context, "namespace": address.namespace}
+        return [f"--{name}={value}" for name, value in found.items() if value]
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.clear()
@@ -427,23 +434,7 @@ def forward(api: ClusterApi, pod: str, port: int) -> socket.socket:
         ProviderError: the API server refuses, or cannot be reached.
     """
     websocket = api.websocket(f"pods/{pod}/portforward", [("ports", str(port))])
-    return _served(ChannelSocket(websocket.sock, 0, skipped=2), f"{pod}-forward")  # the two bytes are the port's number
-
-
-def execute(api: ClusterApi, pod: str, command: Sequence[str]) -> tuple[socket.socket, ChannelSocket]:
-    """Run a program in a pod; return a socket for its standard input and output, and the other channels.
-
-    Raises:
-        ProviderError: the API server refuses, or cannot be reached.
-    """
-    streams = [(name, "true") for name in ("stdin", "stdout", "stderr")]
-    words = [("container", "node"), *(("command", word) for word in command), *streams]
-    websocket = api.websocket(f"pods/{pod}/exec", words)
-    channels = ChannelSocket(websocket.sock, STDOUT)
-    return _served(channels, f"{pod}-exec"), channels
-
-
-def _served(channels: ChannelSocket, name: str) -> socket.socket:
+    channels = ChannelSocket(websocket.sock, 0, skipped=2)  # the two bytes are the port's number
     near, far = socket.socketpair()
-    threading.Thread(target=splice, args=(far, channels), name=name, daemon=True).start()
+    threading.Thread(target=splice, args=(far, channels), name=f"{pod}-forward", daemon=True).start()
     return near

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from skyward.nodes.container import COMMAND, NODE, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import documents
-from skyward.providers.kubernetes.api import STATUS, STDERR, ChannelSocket, ClusterApi, Document, execute, forward
+from skyward.providers.kubernetes.api import ClusterApi, Document, forward
 from skyward.providers.kubernetes.documents import PodRequest
 from skyward.runner.entry.claimed import STOP, keep_alive, ports
 from skyward.system import socket, threading, time
@@ -36,8 +37,6 @@ _REACH_S = 3.0  # for the answer of a pod whose machine may be lost
 _REASON_S, _ASK_S = 3.0, 0.2  # how long the cluster may take to report how a pod ended, and how often it is queried
 _AT_ONCE = 16
 _KILLED = 137
-_CHUNK = 1 << 16
-_LAST_CHARS = 4000
 
 
 @dataclass(slots=True)
@@ -368,9 +367,13 @@ class PodAccess(NodeAccess):
         super().__init__(node, f"pod {node['name']}", close)
         self._api, self._name = api, node["name"]
 
-    def open_session(self) -> _PodStream:
-        """Start the program. Raises ProviderError if the API server refuses."""
-        return _PodStream(*execute(self._api, self._name, (COMMAND[0], *SESSION)))
+    def command(self, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """Return the `kubectl exec`. Raises ProviderError if there is no kubectl."""
+        if not shutil.which("kubectl"):
+            raise ProviderError("Programs in pods are started by kubectl; install it here.")
+        streams = "-it" if terminal else "-i"
+        words = ["kubectl", *self._api.kubectl_options, "exec", streams, self._name, "--container=node"]
+        return [*words, "--", COMMAND[0], *SESSION, *arguments]
 
     def loss_reason(self) -> str:
         """Return how the pod ended, or that the cluster cannot be queried, to complete "Node 1 ..."; "" if neither."""
@@ -379,27 +382,3 @@ class PodAccess(NodeAccess):
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
         return documents.how_ended(document, []).text if documents.is_over(document) else ""
-
-
-class _PodStream:
-    """The standard streams of a program in a pod."""
-
-    def __init__(self, sock: socket.socket, channels: ChannelSocket) -> None:
-        self._sock, self._channels = sock, channels
-
-    def send(self, data: bytes) -> None:
-        self._sock.sendall(data)
-
-    def received(self) -> Iterator[bytes]:
-        with suppress(OSError):  # closed while it was read
-            while data := self._sock.recv(_CHUNK):
-                yield data
-
-    def said(self) -> str:
-        told = self._channels.others.get(STDERR) or self._channels.others.get(STATUS) or b""
-        return bytes(told[-_LAST_CHARS:]).decode(errors="replace").strip()
-
-    def close(self) -> None:
-        with suppress(OSError):  # it has ended, or is closed
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()

@@ -224,11 +224,12 @@ def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cl
         _convert(login, engine, reference, plan.tag, file, report)
     env = f"{PROCESSES_VAR}=1"
     run = _RUN % shlex.join(["--bind", facts.shared, "--env", env, file, COMMAND[0], "-m"])
-    inside = ["env", env, f"PYTHONPATH={_MODULES}", COMMAND[0], "-m", "skyward.runner.entry.session"]
+    inside = shlex.join(["env", env, f"PYTHONPATH={_MODULES}", COMMAND[0], "-m", "skyward.runner.entry.session"])
+    enter = _ENTER % f'{inside} "$@"'
     return Environment(
         reference=plan.tag,
         script=f"#!/bin/sh\numask 077\n{run} skyward.runner.entry.claimed job",
-        session=shlex.join(["sh", "-c", f"{_ENTER % shlex.join(inside)}{run} skyward.runner.entry.session"]),
+        session=shlex.join(["sh", "-c", f'{enter}{run} skyward.runner.entry.session "$@"', "sh"]),
     )
 
 

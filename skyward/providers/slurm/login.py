@@ -87,10 +87,12 @@ class Login:
                 connection.kill()
                 raise ProviderError(f"The login node {address.name} cannot be reached: {connection.problem}")
 
-    def shell(self, script: str) -> list[str]:
+    def shell(self, script: str, *, terminal: bool = False) -> list[str]:
         """Return the local command line that runs a shell script there, with Slurm's commands in its PATH."""
         words = ["sh", "-c", _FIND_SLURM + script]
-        return words if self._connection is None else self._connection.through.command(*words)
+        if self._connection is None:
+            return words
+        return self._connection.through.command(*words, options=("-t",) if terminal else ())
 
     def run(self, script: str, data: bytes | IO[bytes] = b"", *, timeout_s: float = _ANSWER_S) -> str:
         """Run a shell script there and return its output; `data`, or an open file, is its standard input.

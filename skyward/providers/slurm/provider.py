@@ -15,7 +15,7 @@ from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardE
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.ssh import existing_file
-from skyward.nodes.access import NodeAccess, ProcessStream
+from skyward.nodes.access import NodeAccess
 from skyward.nodes.claimed import ClaimedHost, ClaimedProcess
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
@@ -23,7 +23,7 @@ from skyward.providers.base import Allocation, Capabilities, PoolRequest, Preemp
 from skyward.providers.reaper import Reaper
 from skyward.providers.slurm.environment import Environment, check_image, sif_environment, virtual_environment
 from skyward.providers.slurm.jobs import LIST, Job, Jobs, SlurmProcess
-from skyward.providers.slurm.login import MARK, SAY_MARK, ClusterFacts, Login, LoginAddress, ask, check_room
+from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask, check_room
 from skyward.providers.slurm.queue import JobRequest, gres_for, name_of, queued_jobs
 from skyward.system import threading, time
 
@@ -32,7 +32,6 @@ _NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm uses
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
 _FRESH_MIN = 10  # minutes; the jobs of a younger folder may not have been submitted yet
 _CLEAR_S = 60.0  # until cancelled jobs have left the queue
-_END_S = 10.0  # for a job step to end
 _SESSION = "session"  # file in a pool's folder with the command that enters its nodes
 
 # Folders of pools without jobs are left behind by clients that were killed together with their reaper.
@@ -414,11 +413,11 @@ class SlurmAccess(NodeAccess):
         self._login, self._job, self._session = login, node["id"], session
         self.cwd = "/tmp"  # a job's processes see their machine's file system
 
-    def open_session(self) -> _StepStream:
-        """Start the program."""
-        step = shlex.join(["sh", "-c", f"{SAY_MARK}; exec {self._session}"])
-        words = f"exec srun --quiet --jobid={self._job} --overlap --nodes=1 --ntasks=1 {step}"
-        return _StepStream(self._login.shell(words), end_s=_END_S)
+    def command(self, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """Return the `srun --overlap`, through `ssh` if the login node is another machine."""
+        options = "--quiet --overlap --nodes=1 --ntasks=1" + (" --pty" if terminal else "")
+        session = shlex.join(["sh", "-c", f"exec {self._session} {shlex.join(arguments)}"])
+        return self._login.shell(f"exec srun --jobid={self._job} {options} {session}", terminal=terminal)
 
     def loss_reason(self) -> str:
         """Return whether the job has ended or the login node is lost, to complete "Node 1 ..."; "" if neither."""
@@ -429,16 +428,3 @@ class SlurmAccess(NodeAccess):
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
         return "" if state in ("RUNNING", "COMPLETING", "SUSPENDED") else "has ended"
-
-
-class _StepStream(ProcessStream):
-    """The standard streams of a job step, from the start of its program."""
-
-    def received(self) -> Iterator[bytes]:
-        chunks, said = super().received(), b""
-        for data in chunks:
-            said += data
-            _, mark, rest = said.partition(MARK)
-            if mark:
-                yield rest
-                yield from chunks

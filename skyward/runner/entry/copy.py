@@ -4,16 +4,17 @@ The receiving end decides where files are written. Each file gets its name once 
 trusted: no name may lead out of the destination folder, and links are neither followed nor allowed to lead out of it.
 
 `python -m ...copy put DESTINATION COUNT` and `... get PATH...` are the node's end of `skyward cp`. The trees are read
-from standard input or written to standard output. Reports go to standard error, one JSON object a line: `{"total":
-bytes}`, `{"file": path, "why": text}` for each file that is not copied, `{"copied": number}`, `{"error": sentence}`.
+from standard input, or written to standard output after the line `BEGIN`. Files that are not copied are named on
+standard error, and make the exit status 1; with status 2 nothing more is copied, and the last line says why.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
+import shutil
+import signal
 import stat
 import sys
 import tarfile
@@ -24,8 +25,8 @@ from typing import BinaryIO, Protocol
 
 CHUNK = 1 << 18
 HERE = "."  # the name of a tree whose content goes into the destination itself
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_O_TMPFILE = getattr(os, "O_TMPFILE", None)  # Linux only: a file without a name
+BEGIN = b"skyward-begin\n"  # shell files and prologs of a site may print something before
+SOME_LEFT_OUT, BROKEN_OFF = 1, 2
 Note = Callable[[str, str], None]  # called with a file that is not copied, and the reason
 
 
@@ -49,37 +50,28 @@ class Readable(Protocol):
         ...
 
 
-# the program ----------------------------------------------------------------------------------------------------------
-
-
 def main() -> int:
     """Receive or send trees."""
     action, *words = sys.argv[1:]
+    left_out = list[str]()
+
+    def note(file: str, why: str) -> None:
+        left_out.append(file)
+        sys.stderr.write(f"not copied: {file} {why}\n")
+
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(BROKEN_OFF))  # after the partial file was removed
     try:
         if action == "put":
             destination, count = words
-            into = Destination(destination, several=int(count) > 1)
-            _tell(copied=unpack(sys.stdin.buffer, into, _note))
+            unpack(sys.stdin.buffer, Destination(destination, several=int(count) > 1), note)
         else:
-            _tell(total=size_of(words))
-            _tell(copied=pack(words, sys.stdout.buffer, _note))
+            sys.stdout.buffer.write(BEGIN)
+            pack(words, sys.stdout.buffer, note)
             sys.stdout.buffer.flush()
     except CopyError as error:
-        _tell(error=str(error))
-        return 1
-    return 0
-
-
-def _note(file: str, why: str) -> None:
-    _tell(file=file, why=why)
-
-
-def _tell(**about: object) -> None:
-    sys.stderr.write(f"{json.dumps(about)}\n")
-    sys.stderr.flush()
-
-
-# sending --------------------------------------------------------------------------------------------------------------
+        sys.stderr.write(f"{error}\n")
+        return BROKEN_OFF
+    return SOME_LEFT_OUT if left_out else 0
 
 
 def name_of(path: str) -> str:
@@ -104,8 +96,8 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 pending += [Path(entry.path) for entry in os.scandir(here)]
 
 
-def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
-    """Write trees to a stream and return the number of their entries. A path that is itself a link is followed.
+def pack(paths: Sequence[str], target: Writable, note: Note) -> None:
+    """Write trees to a stream. A path that is itself a link is followed.
 
     Raises:
         CopyError: a path does not exist.
@@ -113,7 +105,6 @@ def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
     for path in paths:
         if not os.path.exists(path):  # noqa: PTH110 - Path("") would be the folder here
             raise CopyError(f"{path} does not exist.")
-    count = 0
     with tarfile.open(  # type: ignore[call-overload]
         mode="w|", fileobj=target, bufsize=CHUNK, copybufsize=CHUNK, format=tarfile.PAX_FORMAT
     ) as archive:
@@ -122,22 +113,21 @@ def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
             while pending:
                 here, name = pending.pop()
                 try:
-                    count += _add(archive, here, name, note)
+                    _add(archive, here, name, note)
                     if here.is_dir() and not here.is_symlink():
                         pending += [(each, f"{name}/{each.name}") for each in sorted(here.iterdir(), reverse=True)]
                 except PermissionError as error:
                     note(str(here), f"cannot be read ({error.strerror})")
                 except FileNotFoundError:
                     note(str(here), "was removed meanwhile")
-    return count
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> bool:
+def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> None:
     info = archive.gettarinfo(path, name)
     archive.inodes.clear()  # type: ignore[attr-defined]  # else a second name of a file would become a link
     if not (info.isreg() or info.isdir() or info.issym()):
         note(str(path), "is neither a file nor a folder nor a link")
-        return False
+        return
     info.name, info.uid, info.gid, info.uname, info.gname = name, 0, 0, "", ""
     if not info.isreg():
         archive.addfile(info)
@@ -145,7 +135,6 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> bool:
         with path.open("rb") as file:
             archive.addfile(info, _OfSize(file, info.size, lambda: note(str(path), "became shorter while it was read")))
     archive.members.clear()  # type: ignore[attr-defined]  # else the names of all files stay in memory
-    return True
 
 
 class _OfSize:
@@ -164,9 +153,6 @@ class _OfSize:
             data += bytes(count - len(data))
         self._left -= len(data)
         return data
-
-
-# receiving ------------------------------------------------------------------------------------------------------------
 
 
 class Destination:
@@ -189,7 +175,7 @@ class Destination:
         if several:
             raise CopyError(f"{path} is not a folder; copies of several things go into one that exists.")
         if not self._path.parent.is_dir():
-            raise CopyError(f"There is no folder {self._path.parent}; make it first.")
+            raise CopyError(f"There is no folder {self._path.parent}. Create it first.")
 
     def root(self, top: str, *, is_folder: bool) -> Path:
         """Return the path of the copy of a tree with this name.
@@ -200,12 +186,12 @@ class Destination:
         if self._is_folder:
             return self._path if top == HERE else self._path / top
         if self._names_folder and not is_folder:
-            raise CopyError(f"There is no folder {self._path}; make it first.")
+            raise CopyError(f"There is no folder {self._path}. Create it first.")
         return self._path
 
 
-def unpack(source: Readable, into: Destination, note: Note, tops: Collection[str] | None = None) -> int:
-    """Read trees from a stream, and return the number of entries copied.
+def unpack(source: Readable, into: Destination, note: Note, tops: Collection[str] | None = None) -> None:
+    """Read trees from a stream.
 
     Args:
         source: the stream.
@@ -218,157 +204,92 @@ def unpack(source: Readable, into: Destination, note: Note, tops: Collection[str
     """
     if tops is not None and not hasattr(tarfile, "data_filter"):
         raise CopyError("This Python cannot check what comes from a node (PEP 706); use 3.11.4, 3.12 or newer.")
-    return _Receiver(into, note, tops).receive(source)
-
-
-class _Receiver:
-    def __init__(self, into: Destination, note: Note, tops: Collection[str] | None) -> None:
-        self._into, self._note, self._tops = into, note, tops
-        self._roots: dict[str, Path] = {}
-        self._folders: list[tuple[Path, tarfile.TarInfo]] = []  # those that were created
-
-    def receive(self, source: Readable) -> int:
-        count = 0
-        try:
-            with tarfile.open(mode="r|", fileobj=source, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
-                while (member := archive.next()) is not None:
-                    archive.members.clear()
-                    count += self._take(archive, member)
-        except tarfile.TarError as error:
-            raise CopyError(f"The copy broke off ({error}).") from error
-        finally:
-            for path, info in reversed(self._folders):
-                with suppress(OSError):  # it may have been removed
-                    path.chmod(info.mode & 0o777)
-                    os.utime(path, (info.mtime, info.mtime))
-        return count
-
-    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-        try:
-            target = self._target(member)
-            if member.isdir():
-                self._make_folder(target, member)
-            elif member.issym():
-                _rename_to(target, lambda name: name.symlink_to(member.linkname))
-            elif member.isreg():
-                file = archive.extractfile(member)
-                assert file
-                _write(target, file, member)
-            else:
-                raise _RefusedError("is neither a file nor a folder nor a link")
-        except _RefusedError as error:
-            self._note(member.name, str(error))
-            return False
-        except ValueError as error:
-            self._note(member.name, f"has a name that cannot be used ({error})")
-            return False
-        except OSError as error:
-            if error.errno in _FULL:
-                raise CopyError(f"{target} cannot be written: {error.strerror}.") from error
-            self._note(str(target), f"cannot be written ({error.strerror})")
-            return False
-        return True
-
-    def _target(self, member: tarfile.TarInfo) -> Path:
-        """Return the path to which an entry is written.
-
-        Raises:
-            _RefusedError: its name or its link leads out of the destination.
-        """
-        parts = PurePosixPath(member.name).parts  # does not contain "."
-        is_here = member.name == HERE or member.name.startswith(f"{HERE}/")
-        if not (parts or is_here) or member.name.startswith("/") or ".." in parts:
-            raise _RefusedError("has a name that leads elsewhere")
-        top, rest = (HERE, parts) if is_here else (parts[0], parts[1:])
-        if self._tops is not None and top not in self._tops:
-            raise _RefusedError("was not asked for")
-        if top not in self._roots:
-            self._roots[top] = self._into.root(top, is_folder=member.isdir() or bool(rest))
-        root = self._roots[top]
-        above = root
-        for part in rest:
-            if above.is_symlink() and (above != root or top != HERE):
-                raise _RefusedError(f"would go through the link {above}")
-            above /= part
-        if self._tops is not None:
-            inside = member.replace(name="/".join(rest) or HERE, deep=False)
-            try:
-                tarfile.data_filter(inside, str(root))
-            except tarfile.FilterError as error:
-                raise _RefusedError(f"leads out of the copy ({error})") from error
-        return above
-
-    def _make_folder(self, target: Path, member: tarfile.TarInfo) -> None:
-        if target.is_symlink() and target != self._roots.get(HERE):
-            raise _RefusedError(f"is a folder, and {target} is a link")
-        if target.is_dir():
-            return
-        target.mkdir(mode=0o700)
-        self._folders.append((target, member))
+    roots, folders = dict[str, Path](), list[tuple[Path, tarfile.TarInfo]]()
+    try:
+        with tarfile.open(mode="r|", fileobj=source, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
+            while (member := archive.next()) is not None:
+                archive.members.clear()
+                try:
+                    target = _target(member, into, roots, tops)
+                    if _write(archive, member, target):
+                        folders.append((target, member))
+                except (_RefusedError, ValueError) as error:
+                    note(member.name, str(error))
+                except tarfile.FilterError as error:
+                    note(member.name, f"leads out of the copy ({error})")
+                except OSError as error:
+                    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise CopyError(f"{member.name} cannot be written: {error.strerror}.") from error
+                    note(member.name, f"cannot be written ({error.strerror})")
+    except tarfile.TarError as error:
+        raise CopyError(f"The copy broke off ({error}).") from error
+    finally:
+        for path, info in reversed(folders):
+            with suppress(OSError):  # it may have been removed
+                _set_facts(path, info)
 
 
 class _RefusedError(Exception):
     """An entry is not copied; the message completes a sentence that begins with its name."""
 
 
-def _write(target: Path, source: Readable, info: tarfile.TarInfo) -> None:
-    """Write a complete file without a name, or with a temporary one, and then give it its name."""
+def _target(member: tarfile.TarInfo, into: Destination, roots: dict[str, Path], tops: Collection[str] | None) -> Path:
+    """Return the path to which an entry is written.
 
-    def fill(handle: int) -> None:
-        with open(handle, "wb", buffering=0, closefd=False) as file:
-            while data := source.read(CHUNK):
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
-        os.fchmod(handle, info.mode & 0o777)
-        os.utime(handle, (info.mtime, info.mtime))
-
-    if target.is_dir():
-        raise _RefusedError(f"is a file, and {target} is a folder")
-    handle = _nameless(target.parent)
-    if handle is not None:
-        try:
-            fill(handle)
-            # without src_dir_fd Python does not follow symbolic links, and the name in /proc is one
-            own = f"/proc/self/fd/{handle}"
-            _rename_to(target, lambda name: os.link(own, name, src_dir_fd=handle, follow_symlinks=True))
-        finally:
-            os.close(handle)
-        return
-
-    def make(name: Path) -> None:
-        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            fill(made)
-        finally:
-            os.close(made)
-
-    _rename_to(target, make)
+    Raises:
+        _RefusedError, tarfile.FilterError: its name or its link leads out of the destination.
+    """
+    parts = PurePosixPath(member.name).parts  # does not contain "."
+    is_here = member.name == HERE or member.name.startswith(f"{HERE}/")
+    if not (parts or is_here) or member.name.startswith("/") or ".." in parts:
+        raise _RefusedError("has a name that leads elsewhere")
+    top, rest = (HERE, parts) if is_here else (parts[0], parts[1:])
+    if tops is not None and top not in tops:
+        raise _RefusedError("was not asked for")
+    root = roots.setdefault(top, into.root(top, is_folder=member.isdir() or bool(rest)))
+    above = root
+    for part in rest:
+        if above.is_symlink() and (above != root or top != HERE):
+            raise _RefusedError(f"would go through the link {above}")
+        above /= part
+    if tops is not None:
+        tarfile.data_filter(member.replace(name="/".join(rest) or HERE, deep=False), str(root))
+    if above.is_symlink() and member.isdir() and (rest or top != HERE):
+        raise _RefusedError(f"is a folder, and {above} is a link")
+    return above
 
 
-def _nameless(folder: Path) -> int | None:
-    """Open a file without a name in a folder, which vanishes if this process dies; return None if unsupported."""
-    if _O_TMPFILE is None or not os.path.exists("/proc/self/fd"):  # noqa: PTH110 - cheaper
-        return None
-    try:
-        return os.open(folder, _O_TMPFILE | os.O_WRONLY, 0o600)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            return None  # not on this file system
-        raise
-
-
-def _rename_to(target: Path, make: Callable[[Path], None]) -> None:
-    """Create something under a temporary name next to the target, then replace the target atomically."""
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
+    """Write an entry under a temporary name, which it keeps until it is whole; return whether a folder was created."""
+    if member.isdir():
+        if target.is_dir():
+            return False
+        target.mkdir(mode=0o700)
+        return True
+    if not (member.isreg() or member.issym()):
+        raise _RefusedError("is neither a file nor a folder nor a link")
     if target.is_dir() and not target.is_symlink():
-        raise _RefusedError(f"cannot take the place of the folder {target}")
+        raise _RefusedError(f"is a file, and {target} is a folder")
     temporary = target.with_name(f".skyward-{secrets.token_hex(6)}")
     try:
-        make(temporary)
+        if member.issym():
+            temporary.symlink_to(member.linkname)
+        else:
+            content = archive.extractfile(member)
+            assert content
+            with temporary.open("xb") as file:
+                shutil.copyfileobj(content, file, CHUNK)
+            _set_facts(temporary, member)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return False
+
+
+def _set_facts(path: Path, member: tarfile.TarInfo) -> None:
+    path.chmod(member.mode & 0o777)
+    os.utime(path, (member.mtime, member.mtime))
 
 
 if __name__ == "__main__":

@@ -1,133 +1,93 @@
-"""The program that runs one command in a node: its frames, and what becomes of commands whose client is gone."""
+"""The program that runs one command in a node: how it ends, and what becomes of it when its client is gone."""
 
 from __future__ import annotations
 
 import json
-import os
+import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skyward.errors import WireError
-from skyward.wire.session import WINDOW, Decoder, Kind, encode, encode_json
 from tests.waiting import wait_until
+
+SESSION = [sys.executable, "-m", "skyward.runner.entry.session"]
 
 
 @contextmanager
-def session() -> Iterator[subprocess.Popen[bytes]]:
-    """The program, with pipes as an engine gives them."""
-    command = [sys.executable, "-m", "skyward.runner.entry.session"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+def session(*argv: str, **order: Any) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+    """The command's program and the client's second one."""
+    token = secrets.token_hex(8)
+    about = {"token": token, "pool": "none", "node": 0, "cwd": "/", **order}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen([*SESSION, "control", token], **pipes) as control,
+        subprocess.Popen([*SESSION, "run", json.dumps(about), *argv], stderr=subprocess.PIPE, **pipes) as run,
+    ):
         try:
-            yield process
+            yield run, control
         finally:
-            process.kill()
+            run.kill()
+            control.kill()
 
 
-def order(*argv: str, **more: object) -> bytes:
-    return encode_json(Kind.START, {"argv": argv, "pool": "none", "node": 0, "cwd": "/", **more})
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["sh", "-c", "cat; exit 3"], 3, b""),
+        (["sh", "-c", "kill -TERM $$"], 143, b""),
+        (["no-such-program"], 127, b"no-such-program was not found on the node; its PATH is "),
+        (["/"], 126, b"/ cannot be run on the node (Permission denied)."),
+    ],
+)
+def test_the_status_of_a_command_is_reported(argv: list[str], status: int, said: bytes) -> None:
+    """On both ways; why it cannot be run is printed."""
+    with session(*argv) as (run, control):
+        out, err = run.communicate(b"given", timeout=60)
+        assert (run.returncode, int(control.communicate(timeout=60)[0])) == (status, status)
+
+    assert out == (b"given" if status == 3 else b"")
+    assert said in err
 
 
-def frames(process: subprocess.Popen[bytes]) -> Iterator[tuple[Kind, bytes]]:
-    assert process.stdout
-    decoder = Decoder()
-    while data := process.stdout.read(65536):
-        yield from decoder.feed(data)
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    """As the node was removed meanwhile."""
+    with session("true", cwd=str(tmp_path / "gone")) as (run, _):
+        assert b"gone, is gone." in run.communicate(timeout=60)[1]
+        assert run.returncode == 126
 
 
-def test_frames_are_found_wherever_the_data_is_cut() -> None:
-    """Byte by byte and all at once give the same."""
-    data = encode(Kind.OUTPUT, b"abc") + encode_json(Kind.TAKEN, 7) + encode(Kind.END)
-    expected = [(Kind.OUTPUT, b"abc"), (Kind.TAKEN, b"7"), (Kind.END, b"")]
-    decoder = Decoder()
-
-    assert [frame for byte in data for frame in decoder.feed(bytes([byte]))] == expected
-    assert list(Decoder().feed(data)) == expected
-
-
-@pytest.mark.parametrize("data", [b"Traceback (most", bytes([16]) + b"\xff" * 4])
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
-    """A kind that is not known, and a length that none has."""
-    with pytest.raises(WireError, match="sent no frame"):
-        list(Decoder().feed(data))
+def test_signals_reach_the_command() -> None:
+    """Each byte of the client is one."""
+    with session("sh", "-c", "trap 'exit 9' USR1; echo ready; while :; do sleep 0.1; done") as (run, control):
+        assert run.stdout and control.stdin
+        assert run.stdout.readline() == b"ready\n"
+        control.stdin.write(bytes([signal.SIGUSR1]))
+        control.stdin.flush()
+        assert run.wait(60) == 9
 
 
-def test_a_command_that_reads_nothing_takes_no_more_than_the_window() -> None:
-    """Signals and its end are heard all the same."""
-    with session() as process:
-        assert process.stdin
-        process.stdin.write(order("sleep", "60"))
-        for _ in range(WINDOW >> 16):
-            process.stdin.write(encode(Kind.INPUT, bytes(1 << 16)))
-        process.stdin.write(encode_json(Kind.SIGNAL, 15))
-
-        found = list(frames(process))
-
-    assert {kind for kind, _ in found} == {Kind.TAKEN, Kind.EXIT}
-    assert json.loads(found[-1][1]) == {"status": None, "signal": 15}
+def test_nothing_is_left_when_the_client_is_gone() -> None:
+    """Whatever session it has, and although it ignores a hangup."""
+    mark = f"9{secrets.randbelow(10**6):06}"
+    with session("sh", "-c", f"setsid sleep {mark} & trap '' HUP; echo ready; sleep {mark}; :") as (run, control):
+        assert run.stdout and control.stdin
+        assert run.stdout.readline() == b"ready\n"
+        control.stdin.close()
+        run.wait(60)
+        wait_until(
+            lambda: subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True, check=False).returncode, 60
+        )
 
 
-def test_all_output_comes_before_the_end(tmp_path: Path) -> None:
-    """More than pipes hold, on both streams, while nobody reads at first."""
-    with session() as process:
-        assert process.stdin
-        process.stdin.write(order("sh", "-c", "head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; exit 5"))
-        found = list(frames(process))
+def test_a_port_is_connected_to_the_streams() -> None:
+    """Where nothing listens, that is printed."""
+    done = subprocess.run([*SESSION, "forward", "1"], capture_output=True, check=False, timeout=60)
 
-    sizes = {each: sum(len(data) for kind, data in found if kind == each) for each in (Kind.OUTPUT, Kind.ERRORS)}
-    assert sizes == {Kind.OUTPUT: 3_000_000, Kind.ERRORS: 2_000_000}
-    assert json.loads(found[-1][1]) == {"status": 5, "signal": None}
-
-
-def test_what_a_command_has_left_ends_with_it(tmp_path: Path) -> None:
-    """Also what has gone to a session of its own and heeds no request; its pipes do not hold the end up for long."""
-    note = tmp_path / "pid"
-    daemon = f"trap '' HUP; echo $$ >{note}; sleep 60; sleep 60"
-    script = f'setsid sh -c "$1" & while ! [ -s {note} ]; do sleep 0.01; done'
-    with session() as process:
-        assert process.stdin
-        process.stdin.write(order("sh", "-c", script, "sh", daemon))
-        found = list(frames(process))
-
-    assert found[-1][0] == Kind.EXIT
-    assert not Path(f"/proc/{note.read_text().strip()}").exists()
-
-
-def test_the_end_of_the_client_ends_the_command(tmp_path: Path) -> None:
-    """In a terminal too."""
-    for size in ({}, {"rows": 24, "columns": 80}):
-        note = tmp_path / f"pid{len(size)}"
-        with session() as process:
-            assert process.stdin
-            process.stdin.write(order("sh", "-c", f"trap '' HUP; echo $$ >{note}; sleep 60; sleep 60", **size))
-            wait_until(lambda note=note: note.exists() and note.read_text())  # type: ignore[misc]
-            process.stdin.close()
-            assert process.wait(30) == 0
-        assert not Path(f"/proc/{note.read_text().strip()}").exists()
-
-
-def test_the_end_of_the_node_ends_the_command(tmp_path: Path) -> None:
-    """The runner whose place it is in is looked for by pool and node, and watched."""
-    place = json.dumps({"job_id": "p1", "node": 3, "total_nodes": 4, "head_addr": "", "head_port": 1})
-    fake = tmp_path / "skyward"
-    fake.mkdir()
-    (fake / "runner.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)")
-    (fake / "__init__.py").touch()
-    env = {**os.environ, "COMPUTE_POOL": place, "PYTHONPATH": str(tmp_path), "ONLY_THERE": "yes"}
-    runner = subprocess.Popen([sys.executable, "-m", "skyward.runner"], env=env, cwd=tmp_path, stdout=subprocess.PIPE)
-    with runner, session() as process:
-        assert runner.stdout and process.stdin
-        runner.stdout.readline()
-        process.stdin.write(order("sh", "-c", "pwd; echo $ONLY_THERE; sleep 60", pool="p1", node=3))
-        said = b""
-        for kind, data in frames(process):
-            said += data if kind == Kind.OUTPUT else b""
-            if said.endswith(b"yes\n"):
-                runner.kill()
-                runner.wait()
-        assert said == f"{tmp_path}\nyes\n".encode()
-        assert (kind, data) == (Kind.LOST, b"The node has ended.")
+    assert done.returncode == 1
+    assert b"nothing answers at port 1 of the node" in done.stderr
