@@ -1,6 +1,6 @@
 """Properties of a pool (size, state, times), and statistics of its nodes and calls.
 
-`skyward top` touches the file `watched` in the run's directory. The pool checks its modification time once a second;
+`skyward ps` touches the file `watched` in the run's directory. The pool checks its modification time once a second;
 while that is recent, it collects statistics every second and writes `stats-POOL.json` beside it. Otherwise nothing is
 measured.
 """

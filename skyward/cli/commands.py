@@ -65,7 +65,6 @@ COMMANDS = {
     "run": "skyward.cli.run",
     "schema": "skyward.cli.documents:schema",
     "shell": "skyward.cli.exec:shell",
-    "top": "skyward.cli.top",
     "up": "skyward.cli.documents:up",
 }
 STATUSES: tuple[tuple[type[SkywardError], int], ...] = (

@@ -16,30 +16,33 @@ With `--json` standard output has one object per line and nothing else; each has
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import click
 
+from skyward.cli.figures import figures, open_pools, size_text, utilization
 from skyward.cli.output import say_error, show_table
 from skyward.cli.places import Place, ask_all, place_options, ssh_hosts, with_names
 from skyward.cli.runs import duration_text
-from skyward.cli.top import figures, open_pools, size_text, utilization
 from skyward.errors import SkywardError
 from skyward.model.resource import NodeStats, Resource
 from skyward.runs.find import ListedRun, list_runs
 
 _PATIENCE_S = 3.0  # how long to wait for the figures of nodes
 _Use = Mapping[tuple[str, int], NodeStats]  # by pool and node
+_EVERY_S = 2.0
 UNKNOWN = 6  # exit status if a place cannot be queried: that of provider errors
 
 
 @click.command()
 @click.option("--all", "ended", is_flag=True, help="Also runs that have ended.")
+@click.option("--watch", is_flag=True, help="Look again every few seconds, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @place_options
-def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
+def command(places: Sequence[Place], ended: bool, watch: bool, as_json: bool) -> int:
     """Show the nodes of all pools, and this user's runs.
 
     Nodes whoever started them, and what they use and cost. Looks at this machine's containers and processes, and at
@@ -47,6 +50,21 @@ def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
     these point to. What nodes use is known of pools that programs of this user on this machine have open. Exit
     status 6 if a place cannot be asked.
     """
+    if not watch:
+        return _look(places, ended=ended, as_json=as_json)
+    try:
+        while True:
+            if not as_json and sys.stdout.isatty():
+                click.clear()
+            _look(places, ended=ended, as_json=as_json)
+            sys.stdout.flush()
+            time.sleep(_EVERY_S)
+    except KeyboardInterrupt:
+        return 0  # the usual way to end
+
+
+def _look(places: Sequence[Place], *, ended: bool, as_json: bool) -> int:
+    """Print what there is now; return the exit status."""
     found: list[tuple[Place, Resource]] = []
     failures: list[tuple[Place, SkywardError]] = []
     for place, answer in ask_all(places):
@@ -65,8 +83,8 @@ def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
 
 def _use_of(pools: set[str]) -> _Use:
     """Return the usage of the nodes of those of these pools that programs on this machine have open."""
-    answers = figures(lambda: [each for each in open_pools(None) if each.pool in pools], time.time(), _PATIENCE_S)
-    return {(stats.pool, node.node): node for _, stats in answers for node in stats.nodes}
+    answers = figures(lambda: [each for each in open_pools() if each.pool in pools], time.time(), _PATIENCE_S)
+    return {(stats.pool, node.node): node for stats in answers for node in stats.nodes}
 
 
 def _costs(found: Sequence[tuple[Place, Resource]]) -> dict[str, float]:
