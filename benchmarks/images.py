@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ import docker
 from skyward.builder import ensure, plan_for
 from skyward.builder.docker.command import find_command
 from skyward.builder.events import Event
-from skyward.builder.registry.pushing import Pushed, push
+from skyward.builder.registry.pushing import push
 from skyward.builder.site.index_server import FolderServer
 from skyward.builder.site.settings import read_site, site_script
 from skyward.builder.sources.declared import load
@@ -65,6 +66,14 @@ http: {{addr: {address}}}
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """The layers of a pushed image: all bytes in the registry, and those that it did not have."""
+
+    size_bytes: int
+    sent_bytes: int
+
+
 @dataclass
 class Bench:
     """One engine, one registry, and what was made on them."""
@@ -74,6 +83,7 @@ class Bench:
     registry: str
     place: Path
     made: list[str] = field(default_factory=list)
+    pushed: dict[str, set[str]] = field(default_factory=dict)  # layers, by repository
 
     def plan(self, image: Image) -> Plan:
         return plan_for(image, self.images, python=PYTHON, platform=PLATFORM, root=ROOT / "images")
@@ -119,11 +129,23 @@ class Bench:
         return tag, {"build_s": seconds}
 
     def push(self, tag: str, repository: str) -> tuple[Pushed, float]:
+        """Push an image; how large its layers are in the registry, and how long it takes."""
         started = time.perf_counter()
         target = f"{self.registry}/{repository}:{tag.rpartition(':')[2]}"
         self.made.append(target)
-        pushed = push(tag, target, platform=PLATFORM, engine=self.images, report=_quiet)
-        return pushed, time.perf_counter() - started
+        reference = push(tag, target, engine=self.images.images, report=_quiet)
+        seconds = time.perf_counter() - started
+        name, digest = reference.removeprefix(f"{self.registry}/").split("@")
+        accept = {
+            "Accept": "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
+        }
+        asked = urllib.request.Request(f"http://{self.registry}/v2/{name}/manifests/{digest}", headers=accept)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            layers = {layer["digest"]: layer["size"] for layer in json.load(answer)["layers"]}
+        there = self.pushed.setdefault(repository, set())
+        sent = sum(size for layer, size in layers.items() if layer not in there)
+        there |= layers.keys()
+        return Pushed(size_bytes=sum(layers.values()), sent_bytes=sent), seconds
 
     def remove(self) -> None:
         for tag in dict.fromkeys(reversed(self.made)):

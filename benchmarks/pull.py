@@ -112,7 +112,7 @@ def repacked(bench: Bench, image: str, release: Release) -> str:
     with release.engine() as engine, patch.dict("os.environ", engine.env):
         engine.cli("pull", "--quiet", f"{bench.registry}/{image}")
         target = f"{bench.registry}/zstd:{image.rpartition(':')[2]}"
-        push_zstd(f"{bench.registry}/{image}", target, platform=PLATFORM, report=lambda _: None)
+        push_zstd(f"{bench.registry}/{image}", target, report=lambda _: None)
     return target.partition("/")[2]
 
 

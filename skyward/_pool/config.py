@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -140,12 +140,12 @@ def _instead_of_provider(found: object) -> str:
     return repr(found)
 
 
-def image_of(value: Image | None, verify: str | None = None) -> Image:
-    """Return the pool's image, with the key that must have signed it; `sky.Image()` if none is given.
+def image_of(value: Image | None) -> Image:
+    """Return the pool's image; `sky.Image()` if none is given.
 
     Raises:
-        ConfigError: the value is not an image, the image is for another Python version, an included file is missing
-            or may not be sent, or the key file does not exist.
+        ConfigError: the value is not an image, the image is for another Python version, or an included file is missing
+            or may not be sent.
     """
     given: object = value
     if given is not None and not isinstance(given, Image):
@@ -162,10 +162,7 @@ def image_of(value: Image | None, verify: str | None = None) -> Image:
         from skyward.image import check_python
 
         check_python(image, local_minor())
-    key = verify or image.verify
-    if key is not None and ENV_VAR not in os.environ and not Path(key).expanduser().is_file():
-        raise ConfigError(f"verify= names the file of a public key; there is no {key!r}.")
-    return replace(image, verify=key) if key != image.verify else image
+    return image
 
 
 def one_of(name: str, value: L, *known: L) -> L:

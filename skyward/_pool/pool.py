@@ -104,8 +104,6 @@ class ComputePool(Facts, CallsOnly):
         name: name under which the nodes can be kept for this user's next client that opens a pool of that name.
         keep: seconds, or "30m" or "2h", that the nodes wait for that client after the block; None to end them.
         share: whether to wait while another client uses the pool; False raises a PoolError instead.
-        verify: file with the public key (PEM) that must have signed the image in the provider's registry; None for no
-            check. The signature is checked before any node starts. See `skyward build --sign`.
         others: any other name raises a ConfigError that suggests the closest parameter; type checkers reject it.
 
     Raises:
@@ -144,7 +142,6 @@ class ComputePool(Facts, CallsOnly):
         checkpoints: str | Path | None = None,
         display: Display = "auto",
         results: Results = "any",
-        verify: str | None = None,
         name: str | None = None,
         keep: str | float | None = None,
         share: bool = True,
@@ -158,7 +155,7 @@ class ComputePool(Facts, CallsOnly):
             nodes=Nodes.of(nodes),
             accelerator=Accelerator.of(accelerator),
             plugins=config.plugins_of(plugins, mounted),
-            image=config.image_of(image, verify),
+            image=config.image_of(image),
             worker=config.worker_of(worker, concurrency, Accelerator.of(accelerator)),
             cpus=config.either("cpu", cpu, "vcpus", vcpus),
             memory_gb=config.memory_of(memory, memory_gb),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from skyward.image import Layer
 
 Kind = Literal["note", "waited", "start", "output", "cached", "done", "failed", "size"]
+_SAY_EVERY_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +72,19 @@ def as_lines(say: Callable[[str], None]) -> Report:
 def share(done: int, total: int) -> str:
     """Format progress as text, limited to the total, which may be an estimate."""
     return f"{readable(min(max(0, done), total))} of {readable(total)}"
+
+
+def paced(report: Report, about: str) -> Callable[[int, int], None]:
+    """Return a function that reports progress, given the bytes done and the total, once in a few seconds."""
+    said = time.monotonic()
+
+    def follow(done: int, total: int) -> None:
+        nonlocal said
+        if total and time.monotonic() - said > _SAY_EVERY_S:
+            said = time.monotonic()
+            report(note(f"{about}: {share(done, total)}"))
+
+    return follow
 
 
 def readable(size: int) -> str:

@@ -1,4 +1,4 @@
-"""The images of an engine as builds need them: inspect, pull, push, read files; and the contents recorded for tags.
+"""The images of an engine as builds need them: inspect, pull, read files; and the contents recorded for tags.
 
 Anybody who may use an engine or push to a registry can move a tag, so a tag alone proves nothing. The content that was
 built or first found is recorded in the user's cache, and every host's image is compared with it before it runs; the
@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.builder.events import Report, note
+from skyward.builder.events import Report, note, paced
 from skyward.builder.folders import cache_path, read, remove, write
 from skyward.errors import ImageNotFoundError, RegistryError
 
@@ -76,28 +76,28 @@ class EngineImages:
     """The images of one engine.
 
     Args:
-        images: the images of the engine's client.
+        images: the engine's own interface to them.
         report: receives messages about pulls; None for no messages.
     """
 
     def __init__(self, images: Images, report: Report | None = None) -> None:
-        self._images = images
+        self.images = images
         self._report: Report = report or (lambda _: None)
 
     def inspect(self, ref: str) -> ImageFacts | None:
         """Return facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
-        found = self._images.inspect(ref)
+        found = self.images.inspect(ref)
         if found is None:
             return None
         return facts_of(found)
 
     def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
         """Open the files of an image on the engine for the duration of a `with` block; nothing of it is run."""
-        return self._images.files(ref)
+        return self.images.files(ref)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
         """Return the instructions that made an image, first to last, and the bytes each has added."""
-        return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self._images.history(ref)]
+        return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self.images.history(ref)]
 
     def pull(self, ref: str) -> None:
         """Pull an image from its registry, with this user's credentials for it.
@@ -105,11 +105,10 @@ class EngineImages:
         Raises:
             ConfigError: it is not the name of an image.
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached; with the registry's message.
-            RegistryError: it has stopped answering, or credentials for it are unavailable.
+            RegistryError: credentials for it are unavailable.
             EngineError: the engine does not answer.
         """
         from skyward.builder.registry.auth import registry_credentials
-        from skyward.builder.registry.http import Patience
         from skyward.builder.registry.reference import parse_reference
 
         reference = parse_reference(ref)
@@ -118,23 +117,17 @@ class EngineImages:
             credentials = registry_credentials(reference.registry)
         except RegistryError as error:  # relevant only if the image is not public
             credentials, failure = None, error
-        auth = credentials.for_engine(reference.registry) if credentials else {}
+        auth = credentials.auth if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
         self._report(note(f"pulling {tagged}"))
         try:
-            self._images.pull(tagged, auth, Patience(reference, f"The engine's pull of {reference}", self._report))
+            self.images.pull(tagged, auth, paced(self._report, f"pulling {tagged}"))
         except ImageNotFoundError as error:
             if failure is None:
                 raise
             raise RegistryError(
                 f"{error} It was asked for without credentials, because: {failure.reason}", failure.remedy
             ) from error
-
-    def push(
-        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
-    ) -> Iterator[Mapping[str, Any]]:
-        """Push an image as `repository:tag`; yield the engine's messages. `waiting` is called while it is silent."""
-        return self._images.push(image, repository, tag, auth, waiting)
 
 
 def facts_of(found: Mapping[str, Any]) -> ImageFacts:

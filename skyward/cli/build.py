@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.events import Event, Report, note, readable
+from skyward.builder.events import Event, Report, note
 from skyward.builder.explain import layer_sizes, recall, remember
 from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
@@ -27,8 +27,7 @@ from skyward.model.image import Image
 from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
+    from skyward.builder.registry.pushing import SharedCache
     from skyward.builder.sources.declared import Declared
     from skyward.model.ssh import SshHost
 
@@ -69,8 +68,6 @@ class BuildTarget:
     push: str | None
     zstd: bool
     upgrade: bool
-    sbom: bool = False
-    sign: EllipticCurvePrivateKey | None = None
 
     def platform_for(self, wanted: Wanted) -> str:
         """Return the platform that was requested or declared, else that of the engine's machine."""
@@ -130,8 +127,6 @@ Act = Callable[[Wanted, BuildTarget, Output], int]
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
 @click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
 @click.option("--package", metavar="NAME", help="A member of a project's workspace, in place of the project.")
-@click.option("--sbom", is_flag=True, help="Make an SPDX document of what the image has, and attach it.")
-@click.option("--sign", type=click.Path(), metavar="KEY", help="Sign what is pushed, as cosign does, with a key (PEM).")
 @click.option("--upgrade", is_flag=True, help="Look for newer packages and a newer base, within what is asked for.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 def command(
@@ -146,8 +141,6 @@ def command(
     extras: tuple[str, ...],
     package: str | None,
     upgrade: bool,
-    sbom: bool,
-    sign: str | None,
     as_json: bool,
 ) -> int:
     """Build images before a pool needs them.
@@ -155,9 +148,8 @@ def command(
     A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
     running it. A directory is a Python project, installed as its lock has it.
     """
-    for option, given in (("--zstd", zstd), ("--sign", sign)):
-        if given and not push:
-            raise ConfigError(f"{option} is about what is pushed to a registry; it takes --push as well.")
+    if zstd and not push:
+        raise ConfigError("--zstd compresses what is pushed to a registry; it requires --push.")
     choice = {"groups": groups, "extras": extras, "package": package}
     if any(choice.values()) and not any(Path(source).is_dir() for source in sources):
         raise ConfigError("--group, --extra and --package choose what of a project is installed; name its directory.")
@@ -172,8 +164,6 @@ def command(
             push=push,
             zstd=zstd,
             upgrade=upgrade,
-            sbom=sbom,
-            sign=_signing_key(sign) if sign else None,
         )
         wanted = [each for source in sources for each in _read(source, choice)]
         act = _acting(mode, eject, wanted)
@@ -192,12 +182,6 @@ def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
         names = ", ".join(each.name for each in wanted)
         raise ConfigError(f"--eject writes one image, and {len(wanted)} are declared: {names}.")
     return partial(looks.eject, folder=Path(folder))
-
-
-def _signing_key(path: str) -> EllipticCurvePrivateKey:
-    from skyward.builder.registry.attachments import private_key
-
-    return private_key(path)
 
 
 def _place(address: str) -> SshHost:
@@ -250,13 +234,12 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Build an image that does not exist anywhere, and push it if it is not in the registry."""
     with output.listening(wanted.name) as report:
         plan = target.plan(wanted)
-        reference = target.reference(plan)
         result = Result.of(plan)
-        if reference is None or not _in_registry(reference, plan, result, report):
-            _on_engine(plan, target, reference, result, report)
-            if reference is not None:
-                _push(plan, reference, target, result, report)
-        _describe(plan, reference, target, result, report)
+        reference = target.reference(plan)
+        if reference is None:
+            _on_engine(plan, target, result, report, None)
+        else:
+            _to_registry(plan, target, result, report, reference)
     note_use(plan.tag, str(Path(wanted.name).absolute()))
     last = recall(wanted.key(plan))
     if last is None or last.tag != plan.tag:
@@ -265,11 +248,27 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     return EXISTS
 
 
-def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: Result, report: Report) -> None:
-    """Ensure that the engine has the image; a single request if it has.
+def _to_registry(plan: Plan, target: BuildTarget, result: Result, report: Report, reference: str) -> None:
+    """Build and push an image unless the registry has it; layers that others have built and pushed are reused."""
+    from skyward.builder.registry.pushing import find, push, push_zstd, shared_cache
 
-    If the image is to be pushed, layers that others have built and pushed there are reused.
-    """
+    images = target.images
+    result.reference = find(plan.tag, reference, images, report)
+    if result.reference:
+        return
+    cache = shared_cache(reference, plan.platform, images)
+    _on_engine(plan, target, result, report, cache)
+    if target.zstd:
+        result.reference = push_zstd(plan.tag, reference, report=report, docker_host=images.url)
+    else:
+        result.reference = push(plan.tag, reference, engine=images, report=report)
+    if result.built:
+        cache.leave(plan.tag, images, report)
+    report(note(f"pushed {result.reference}"))
+
+
+def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, cache: SharedCache | None) -> None:
+    """Ensure that the engine has the image; a single request if it has."""
     facts = target.engine.inspect(plan.tag)
     if not is_known(plan.tag, facts):
 
@@ -277,11 +276,6 @@ def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: R
             result.follow(event)
             report(event)
 
-        cache = None
-        if reference is not None:
-            from skyward.builder.registry.pushing import shared_cache
-
-            cache = shared_cache(reference, plan.platform, is_whole=target.images.in_containerd())
         started = perf_counter()
         ensure(plan, target.engine, follow, docker_host=target.images.url, cache=cache)
         result.built, result.seconds = result.waited_for is None, perf_counter() - started
@@ -290,54 +284,3 @@ def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: R
         facts = target.engine.inspect(plan.tag)
     if facts is not None:
         result.id, result.size = facts.id, facts.size
-
-
-def _in_registry(reference: str, plan: Plan, result: Result, report: Report) -> bool:
-    from skyward.builder.registry import existence
-    from skyward.builder.registry.existence import Exists, Unknown
-
-    found = existence.check_content(plan.tag, reference, platform=plan.platform, report=report)
-    if isinstance(found, Unknown):
-        raise found.error()
-    if isinstance(found, Exists):
-        result.reference = found.reference
-    return isinstance(found, Exists)
-
-
-def _push(plan: Plan, reference: str, target: BuildTarget, result: Result, report: Report) -> None:
-    from skyward.builder.registry.pushing import push, push_zstd
-
-    if target.zstd:
-        made = push_zstd(plan.tag, reference, platform=plan.platform, report=report, docker_host=target.images.url)
-        result.reference = made.reference
-        report(note(f"pushed {made.reference}"))
-        return
-    pushed = push(plan.tag, reference, platform=plan.platform, engine=target.engine, report=report)
-    result.reference = pushed.reference
-    report(note(f"pushed {pushed.reference}, {readable(pushed.sent_bytes)} of {readable(pushed.size_bytes)} sent"))
-
-
-def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Result, report: Report) -> None:
-    """Create the image's SBOM, attach it, and sign the image, as far as requested."""
-    if not target.sbom and target.sign is None:
-        return
-    from skyward.builder import sbom
-    from skyward.builder.registry.attachments import attach, sign
-    from skyward.builder.registry.reference import parse_reference
-
-    digest = (result.reference or "").rpartition("@")[2]
-    if target.sbom:
-        document = None if result.built else sbom.kept(plan.tag)
-        if document is None:
-            image = plan.tag if target.engine.inspect(plan.tag) else str(result.reference)
-            if image != plan.tag:
-                target.engine.pull(image)
-            document = sbom.sbom(plan, image, target.engine)
-            sbom.keep(plan.tag, document)
-        if reference is not None:
-            name = f"{plan.tag.rpartition(':')[2]}.spdx.json"
-            attach(parse_reference(reference), digest, sbom.MEDIA_TYPE, name, document)
-            report(note(f"attached its SBOM to {result.reference}"))
-    if target.sign is not None and reference is not None:
-        sign(parse_reference(reference), digest, target.sign)
-        report(note(f"signed {result.reference}"))

@@ -30,7 +30,7 @@ from skyward.builder.events import readable
 from skyward.builder.store import forget_use, last_use, source_of
 from skyward.cli.output import show_table
 from skyward.engine import Images, Removal, find_engine
-from skyward.errors import ConfigError, ImageError, ImageNotFoundError
+from skyward.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
     from skyward.builder.sources.declared import Declared
@@ -174,36 +174,6 @@ def prune_images(older_than: str | None, keep: int | None, is_trial: bool, as_js
     removed, _ = _removed(images, old, is_trial=is_trial, as_json=as_json)
     if not as_json:
         click.echo(f"{len(removed)} image{'s' * (len(removed) != 1)} {'to be ' * is_trial}removed")
-    return 0
-
-
-@command.command("sbom")
-@click.argument("image", metavar="IMAGE")
-@click.option("--platform", metavar="PLATFORM", help="Of an image in a registry. [default: this machine's]")
-def show_sbom(image: str, platform: str | None) -> int:
-    """Print what an image consists of, as an SPDX document.
-
-    `skyward build --sbom` has made it. IMAGE is a tag as `ls` shows it, or an image in a registry, which has
-    the document attached.
-    """
-    from skyward.builder import sbom
-    from skyward.builder.registry import existence
-    from skyward.builder.registry.attachments import attached
-    from skyward.builder.registry.existence import Absent, Unknown
-    from skyward.builder.registry.reference import parse_reference
-    from skyward.model.image_fields import platform_of
-
-    document = sbom.kept(image) if _TAG.fullmatch(image.removeprefix("skyward:")) else None
-    if document is None and not _TAG.fullmatch(image.removeprefix("skyward:")):
-        found = existence.check(image, platform=platform or platform_of(None), trust_s=0)
-        if isinstance(found, Unknown):
-            raise found.error()
-        if isinstance(found, Absent):
-            raise ImageNotFoundError(f"The registry has no image {image} for {platform or platform_of(None)}.")
-        document = attached(parse_reference(image), found.digest, sbom.MEDIA_TYPE)
-    if document is None:
-        raise ImageError(f"{image} has no SBOM. `skyward build --sbom`, with the file that declares it, makes one.")
-    click.echo(document.decode(), nl=False)
     return 0
 
 

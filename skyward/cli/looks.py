@@ -38,13 +38,11 @@ def _state(plan: Plan, target: BuildTarget) -> tuple[str, str]:
     reference = target.reference(plan)
     if reference is None:
         return ("exists" if is_known(plan.tag, target.engine.inspect(plan.tag)) else "absent"), ""
-    from skyward.builder.registry import existence
-    from skyward.builder.registry.existence import Absent, Exists
+    from skyward.builder.registry.pushing import digest_of
+    from skyward.builder.registry.reference import parse_reference
 
-    found = existence.check(reference, platform=plan.platform, trust_s=0)
-    if isinstance(found, Exists):
-        return "exists", found.reference
-    return ("absent", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}")
+    digest = digest_of(reference, target.images)
+    return ("exists", f"{parse_reference(reference).name}@{digest}") if digest else ("absent", "")
 
 
 def show_dockerfile(wanted: Wanted, target: BuildTarget, output: Output) -> int:

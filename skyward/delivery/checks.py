@@ -1,30 +1,15 @@
-"""Requirements of an image before anything is created: disk space on rented machines, and a registry for signatures."""
+"""The disk space that an image needs on rented machines."""
 
 from __future__ import annotations
 
 import math
 
-from skyward.errors import ConfigError
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 
 FLOOR_GB = 50  # also if the size of the image is unknown
 _SCRATCH_GB = 30  # for files written by nodes
 _IMAGE_FACTOR = 2.5  # the image unpacked, and its compressed layers (40 to 100 % of that) during a pull or load
-
-
-def check_verifiable(image: Image, registry: str | None) -> None:
-    """Check that an image whose signature is to be verified comes from a registry.
-
-    Raises:
-        ConfigError: `Image.verify` is given, but no registry.
-    """
-    if image.verify and registry is None:
-        raise ConfigError(
-            f"Image(verify={image.verify!r}) requires a signature of the image. Signatures are kept in a "
-            "registry, and this provider takes the image from none. Use a provider with registry=, or leave verify= "
-            "out."
-        )
 
 
 def room_gb(image_bytes: int | None) -> int:

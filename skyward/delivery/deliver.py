@@ -9,35 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.events import Report, note
-from skyward.builder.registry.auth import registry_credentials
+from skyward.builder.events import Report, note, paced, readable
+from skyward.builder.registry.pushing import find, push, registry_login
 from skyward.builder.registry.reference import parse_reference, with_tag
 from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content, note_use
-from skyward.delivery import stream
-from skyward.delivery.checks import check_verifiable
 from skyward.engine import EngineAddress, Images
-from skyward.errors import ImageError, RegistryError
+from skyward.engine.images import Follow, load, save
+from skyward.errors import ImageError, SkywardError
 from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.model.ssh import SshHost
 from skyward.nodes.ssh_host import Machine
 from skyward.records.run import FOLDER_VARIABLE, write_json
-from skyward.ssh.connection import uses_paramiko
 from skyward.ssh.preflight import check_disk, refuse
+from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor
-
-if TYPE_CHECKING:
-    from skyward.builder.registry.existence import Absent, Exists
 
 _AT_ONCE = 8
 _PREPARED_FILE = "images.json"
+Found = Mapping[Machine, ImageFacts | None]  # what each machine has under a tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,23 +81,21 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
         report: receives progress.
 
     Raises:
-        ConfigError: its signature is to be verified, but it does not come from a registry.
         ProviderError: a machine has no space for it.
         ImageError: it cannot be built, pushed, pulled, or sent to a machine.
         EngineError: an engine refuses or does not answer.
     """
-    check_verifiable(image, target.registry)
     store = EngineImages(Images(target.engine), report)
     if (ready := prepared_image(image, cluster.spec)) and (found := _where_wanted(ready, target, store)):
         return found
     plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)
     docker_host = target.docker_host or target.engine.url
     if target.machines:
-        _ToMachines(plan, target, store, report).run()
+        _to_machines(plan, target, store, report)
         delivered = Delivered(tag=plan.tag, user=plan.user)
     elif target.registry:
-        there = put_in_registry(plan, target.registry, store, report, docker_host)
-        delivered = Delivered(tag=plan.tag, reference=there.reference, auth=there.auth, user=plan.user)
+        reference = put_in_registry(plan, target.registry, store, report, docker_host)
+        delivered = Delivered(tag=plan.tag, reference=reference, auth=engine_login(target.registry), user=plan.user)
     else:
         facts = ensure(plan, store, report, docker_host=docker_host)
         delivered = Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
@@ -114,149 +109,16 @@ def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> 
         if "@" not in ready.reference:
             return None
         return Delivered(tag=ready.tag, reference=ready.reference, auth=engine_login(target.registry), user=ready.user)
-    if target.machines:
-        found = [machine.engine.image(ready.tag) for machine in target.machines]
-        facts = [facts_of(each) if each else None for each in found]
-    else:
-        facts = [store.inspect(ready.tag)]
+    facts = [*_look(target.machines, ready.tag).values()] if target.machines else [store.inspect(ready.tag)]
     if not all(is_known(ready.tag, each) for each in facts):
         return None
     return Delivered(tag=ready.tag, reference=facts[0].id if facts[0] else "", user=ready.user)
 
 
-class _ToMachines:
-    """Delivery of one image to machines."""
+def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost) -> str:
+    """Build and push an image unless the registry has it, and return its `repository@digest`.
 
-    def __init__(self, plan: Plan, target: ImageTarget, store: EngineImages, report: Report) -> None:
-        self._plan, self._store, self._report = plan, store, report
-        self._engine, self._machines, self._registry = target.engine, target.machines, target.registry
-        self._is_local = target.docker_host is None
-        self._docker_host = target.docker_host or target.engine.url
-
-    def run(self) -> None:
-        """Deliver it to the machines that lack it."""
-        tag = self._plan.tag
-        before = self._look(self._machines)
-        contents = {facts.content if facts and is_known(tag, facts) else None for facts in before.values()}
-        # signatures are of images in the registry, which is asked even if all machines have the image
-        if None in contents or len(contents) > 1 or self._plan.image.verify:
-            expected = self._pull(before, self._registry) if self._registry else self._send(before)
-            self._check(expected)
-
-    def _look(self, machines: Sequence[Machine]) -> dict[Machine, ImageFacts | None]:
-        """Return the image that each machine has under the tag."""
-
-        def look(machine: Machine) -> ImageFacts | None:
-            found = machine.engine.image(self._plan.tag)
-            return facts_of(found) if found else None
-
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-image") as threads:
-            return dict(zip(machines, threads.map(look, machines), strict=True))
-
-    def _check(self, expected: str) -> None:
-        """Check that each machine has the delivered content."""
-        tag, after = self._plan.tag, self._look(self._machines)
-        wrong = [machine.name for machine, facts in after.items() if facts is None or facts.content != expected]
-        if wrong:
-            raise ImageError(
-                f"After {tag} was delivered to {', '.join(wrong)}, another image had that name there, or none. "
-                "Something else moves or removes the tag; try again."
-            )
-
-    def _pull(self, before: Mapping[Machine, ImageFacts | None], registry: str) -> str:
-        """Let the machines that lack it pull it from the registry, and return the digest of its content."""
-        plan = self._plan
-        found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
-        if not self._is_local:
-            before = self._look(self._machines)  # the machine that builds may have it now
-        lacking = self._lacking(before, found.content)
-        facts = self._store.inspect(plan.tag)
-        if facts is not None:
-            self._check_room(lacking, facts.size)
-        if lacking:
-            stream.pull(found.reference, plan.tag, found.auth, lacking, self._report)
-        return found.content
-
-    def _send(self, before: dict[Machine, ImageFacts | None]) -> str:
-        """Send it to the machines that lack it, and return the digest of its content.
-
-        It is sent once, from the engine that builds or a machine that has it, and machines relay it to each other.
-        """
-        source, facts = self._source(before)
-        if not self._is_local:  # the machine that builds may have it now
-            before |= self._look([each for each in self._machines if each.engine_address is self._engine])
-        tag, report = self._plan.tag, self._report
-        lacking = self._lacking(before, facts.content)
-        self._check_room(lacking, facts.size)
-        if lacking and source is self._engine and self._is_local:
-            lacking = stream.send_missing_layers(source, tag, lacking, report)
-        having = [machine for machine in self._machines if machine not in lacking]
-        if lacking and not having:
-            stream.send(source, tag, facts.size, lacking[:1], report)
-            having, lacking = lacking[:1], lacking[1:]
-        # relay sessions between hosts require OpenSSH
-        near = [machine for machine in lacking if stream.can_receive(machine.address) and not uses_paramiko()]
-        left = [machine for machine in lacking if machine not in near]
-        if near:
-            left += stream.relay(having[0], tag, facts.size, near, report)
-        if left:
-            stream.send(source, tag, facts.size, left, report)
-        return facts.content
-
-    def _source(self, before: Mapping[Machine, ImageFacts | None]) -> tuple[EngineAddress, ImageFacts]:
-        """Return an engine that has the image, after building it if there is none."""
-        facts = self._store.inspect(self._plan.tag)
-        if facts is None or not is_known(self._plan.tag, facts):
-            for machine, found in before.items():
-                if found and is_known(self._plan.tag, found):
-                    return machine.engine_address, found
-            facts = ensure(self._plan, self._store, self._report, docker_host=self._docker_host)
-        return self._engine, facts
-
-    def _lacking(self, before: Mapping[Machine, ImageFacts | None], expected: str) -> list[Machine]:
-        """Return the machines without this content, and report other images under the same tag."""
-        lacking = {machine: facts for machine, facts in before.items() if facts is None or facts.content != expected}
-        for machine, facts in lacking.items():
-            if facts is not None:
-                replaced = (
-                    f"{self._plan.tag} was another image on {machine.name} ({facts.id[:19]}); ours takes its place"
-                )
-                self._report(note(replaced))
-        return list(lacking)
-
-    def _check_room(self, machines: Sequence[Machine], size: int) -> None:
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-disk") as threads:
-            free = list(threads.map(Machine.free_bytes, machines))
-        findings = [
-            finding
-            for machine, room in zip(machines, free, strict=True)
-            for finding in check_disk(machine.name, room, size)
-        ]
-        refuse(findings, len(self._machines))
-
-
-# by a registry --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryImage:
-    """An image in a registry.
-
-    Attributes:
-        reference: `repository@digest`.
-        content: digest of the executed content; see `skyward.builder.store`.
-        auth: credentials for the registry, in the format of engines.
-    """
-
-    reference: str
-    content: str
-    auth: Mapping[str, str] = field(repr=False)
-
-
-def put_in_registry(
-    plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost
-) -> RegistryImage:
-    """Build and push an image unless the registry has it; another image under its name there is replaced.
+    Another image under its name there is replaced.
 
     Args:
         plan: the image.
@@ -266,52 +128,178 @@ def put_in_registry(
         docker_host: address of that engine.
 
     Raises:
-        ConfigError: the key of `Image.verify` cannot be used.
-        ImageError: it cannot be built, or its signature does not match `Image.verify`; the registry cannot be reached,
-            or refuses.
+        ImageError: it cannot be built; the registry cannot be reached, or refuses.
         EngineError: the engine refuses or does not answer.
     """
-    from skyward.builder.registry import existence  # imports requests, which most deliveries do not need
-    from skyward.builder.registry.existence import Absent, Unknown
-    from skyward.builder.registry.pushing import push
-
     target = with_tag(registry, plan.tag.rpartition(":")[2])
-    found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
-    if isinstance(found, Unknown):
-        raise found.error()
-    if plan.image.verify:
-        _verify(target, found, plan.image.verify)
-    if isinstance(found, Absent):
+    found = find(plan.tag, target, store.images, report)
+    if found is None:
         ensure(plan, store, report, docker_host=docker_host)
-        pushed = push(plan.tag, target, platform=plan.platform, engine=store, report=report)
-        reference, content = pushed.reference, pushed.content
-    else:
-        reference, content = found.reference, found.content
-    return RegistryImage(reference, content, engine_login(registry))
+        found = push(plan.tag, target, engine=store.images, report=report)
+    return found
 
 
 def engine_login(registry: str) -> Mapping[str, str]:
-    """Return the user's credentials for the registry of a repository, in the format of engines; {} if there are none.
+    """Return the user's login for the registry of a repository, in the format of engines; {} if there is none.
 
     Raises:
-        RegistryError: a credential program or the registry's cloud fails.
+        RegistryError: a credential program or AWS gives no login.
     """
-    name = parse_reference(registry).registry
-    credentials = registry_credentials(name)
-    return credentials.for_engine(name) if credentials else {}
+    return registry_login(parse_reference(registry).registry)
 
 
-def _verify(target: str, found: Exists | Absent, key: str) -> None:
-    from skyward.builder.registry.attachments import verify
-    from skyward.builder.registry.existence import Absent
+# to machines ----------------------------------------------------------------------------------------------------------
 
-    if isinstance(found, Absent):
-        raise RegistryError(
-            f"The registry does not have the image {target} that was expected, so nobody has signed it with the key of "
-            f"{key}; with verify= it is not built here.",
-            "Push and sign it: `skyward build --push ... --sign KEY`.",
+
+def _to_machines(plan: Plan, target: ImageTarget, store: EngineImages, report: Report) -> None:
+    """Deliver an image to the machines that lack it, and check that all have the same content then."""
+    tag, machines = plan.tag, target.machines
+    before = _look(machines, tag)
+    contents = {facts.content if facts and is_known(tag, facts) else None for facts in before.values()}
+    if None not in contents and len(contents) == 1:
+        return
+    content = (_pull if target.registry else _send)(plan, target, store, before, report)
+    wrong = [machine.name for machine, facts in _look(machines, tag).items() if not facts or facts.content != content]
+    if wrong:
+        raise ImageError(
+            f"After {tag} was delivered to {', '.join(wrong)}, another image had that name there, or none. "
+            "Something else moves or removes the tag; try again."
         )
-    verify(parse_reference(target), found.digest, key)
+
+
+def _look(machines: Sequence[Machine], tag: str) -> dict[Machine, ImageFacts | None]:
+    """Return the image that each machine has under a tag."""
+
+    def look(machine: Machine) -> ImageFacts | None:
+        found = machine.engine.image(tag)
+        return facts_of(found) if found else None
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-image") as threads:
+        return dict(zip(machines, threads.map(look, machines), strict=True))
+
+
+def _pull(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, report: Report) -> str:
+    """Let the machines that lack the image pull it by its digest, and return the digest of its content."""
+    assert target.registry
+    reference = put_in_registry(plan, target.registry, store, report, target.docker_host or target.engine.url)
+    auth, local = engine_login(target.registry), store.inspect(plan.tag)
+    lacking = [machine for machine in target.machines if not _is_pulled(before[machine], reference)]
+    if local:
+        _check_room(lacking, local.size, len(target.machines))
+
+    def work(machine: Machine, follow: Follow) -> None:
+        images = Images(machine.engine_address)
+        images.pull(reference, auth, follow)
+        images.tag(reference, plan.tag)
+
+    _on_each(lacking, work, f"pulling {reference}", report)
+    found = target.machines[0].engine.image(reference)
+    content = facts_of(found).content if found else ""
+    note_content(plan.tag, content)
+    return content
+
+
+def _is_pulled(facts: ImageFacts | None, reference: str) -> bool:
+    return facts is not None and reference in facts.repo_digests
+
+
+def _send(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, report: Report) -> str:
+    """Send the image to the machines that lack it, from an engine that has it; return the digest of its content."""
+    source, facts = _source(plan, target, store, before, report)
+    if target.docker_host:  # the machine that builds may have it now
+        builders = [each for each in target.machines if each.engine_address is target.engine]
+        before = {**before, **_look(builders, plan.tag)}
+    lacking = []
+    for machine, found in before.items():
+        if found is None or found.content != facts.content:
+            lacking.append(machine)
+        if found and found.content != facts.content:
+            other = f"{plan.tag} was another image on {machine.name} ({found.id[:19]}); ours takes its place"
+            report(note(other))
+    _check_room(lacking, facts.size, len(target.machines))
+
+    def work(machine: Machine, follow: Follow) -> None:
+        load(machine.engine_address, plan.tag, _counted(save(source, plan.tag), facts.size, follow))
+
+    _on_each(lacking, work, f"sending the image, {readable(facts.size)},", report)
+    return facts.content
+
+
+def _counted(chunks: Iterator[bytes], size: int, follow: Follow) -> Iterator[bytes]:
+    done = 0
+    for chunk in chunks:
+        done += len(chunk)
+        follow(done, size)
+        yield chunk
+
+
+def _source(
+    plan: Plan, target: ImageTarget, store: EngineImages, before: Found, report: Report
+) -> tuple[EngineAddress, ImageFacts]:
+    """Return an engine that has the image, after building it if there is none."""
+    facts = store.inspect(plan.tag)
+    if facts is None or not is_known(plan.tag, facts):
+        for machine, found in before.items():
+            if found and is_known(plan.tag, found):
+                return machine.engine_address, found
+        facts = ensure(plan, store, report, docker_host=target.docker_host or target.engine.url)
+    return target.engine, facts
+
+
+def _check_room(machines: Sequence[Machine], size: int, total: int) -> None:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-disk") as threads:
+        free = list(threads.map(Machine.free_bytes, machines))
+    refuse(
+        [each for machine, room in zip(machines, free, strict=True) for each in check_disk(machine.name, room, size)],
+        total,
+    )
+
+
+def _on_each(machines: Sequence[Machine], work: Callable[[Machine, Follow], None], doing: str, report: Report) -> None:
+    """Transfer something to machines in parallel; an interrupt ends all transfers.
+
+    Args:
+        machines: the machines.
+        work: transfers it to one; calls its second argument with the bytes done, and the total.
+        doing: completes "... to the machines", for a message.
+        report: receives progress.
+
+    Raises:
+        SkywardError: a machine did not get it; all others have it.
+    """
+    if not machines:
+        return
+    report(note(f"{doing} to {', '.join(machine.name for machine in machines)}"))
+    over, began, failures = threading.Event(), time.monotonic(), dict[Machine, SkywardError]()
+
+    def run(machine: Machine) -> None:
+        paced_follow = paced(report, machine.name)
+
+        def follow(done: int, total: int) -> None:
+            if over.is_set():
+                raise ImageError("The transfer was interrupted.")
+            paced_follow(done, total)
+
+        try:
+            work(machine, follow)
+            report(note(f"{machine.name}: has the image after {time.monotonic() - began:.1f} s"))
+        except SkywardError as error:
+            failures[machine] = error
+
+    threads = [threading.Thread(target=run, args=(each,), name=f"image-{each.name}", daemon=True) for each in machines]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        over.set()
+        raise
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    if failures:
+        lines = "\n".join(f"  {machine.name}  {failure}" for machine, failure in failures.items())
+        raise ImageError(f"{len(failures)} hosts could not get the image:\n{lines}")
 
 
 # images that were delivered before a detached run began -------------------------------------------------------------

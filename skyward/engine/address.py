@@ -17,7 +17,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ _SILENCE_S, _PING_S = 3.0, 7.0  # ten seconds in total, of the fifteen that open
 _AGAIN_S = 0.3  # both, for an engine that was just found frozen: several more requests may follow
 _REMEMBERED_S = 30.0
 _frozen: dict[str, float] = {}  # engines, and when they were last found frozen
-
-Waiting = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +154,10 @@ class LiveSocket(socket.socket):
     Attributes:
         engine: the engine's address, for messages.
         path: its socket on this machine; None if it cannot be pinged.
-        waiting: called repeatedly during silence with its seconds, and replaces the time limit; its exceptions end the
-            wait. For answers that the engine itself waits for.
     """
 
     engine: str
     path: Path | None = None
-    waiting: Waiting | None = None
 
     @classmethod
     def connected(cls, path: Path, engine: str, timeout_s: float | None) -> LiveSocket:
@@ -208,13 +203,10 @@ class LiveSocket(socket.socket):
         poller = select.poll()
         poller.register(self, event)
         while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
-            silent_s = time.monotonic() - began
-            if self.waiting is None and silent_s > limit_s:
+            if time.monotonic() - began > limit_s:
                 raise TimeoutError(f"{failing} within {limit_s:g} s")
             if self.path is not None:
                 check_alive(self.path, self.engine)
-            if self.waiting is not None:
-                self.waiting(silent_s)
 
 
 def check_alive(path: Path, engine: str) -> None:

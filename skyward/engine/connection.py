@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import IO, TYPE_CHECKING, Any
 
-from skyward.engine.address import EngineAddress, LiveSocket, Waiting
+from skyward.engine.address import EngineAddress, LiveSocket
 from skyward.engine.failures import ADVICE, broken_off, translate
 from skyward.errors import EngineMissingError, SkywardError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skyward.model.ssh import SshHost
 
-_TIMEOUT_S = 120.0  # longer silence means a hung engine
+TIMEOUT_S = 120.0  # longer silence means a hung engine
 _END_S = 2.0  # time for ssh to report why it ended
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _BUFFER = 1 << 18
@@ -36,22 +36,15 @@ def auth_header(auth: Mapping[str, str]) -> dict[str, str]:
 
 
 class SocketLine(HTTPConnection):
-    """A connection through the engine's socket on this machine.
+    """A connection through the engine's socket on this machine."""
 
-    Attributes:
-        waiting: see `LiveSocket`; set before it connects.
-    """
-
-    waiting: Waiting | None = None
-
-    def __init__(self, address: EngineAddress) -> None:
-        super().__init__("docker", timeout=_TIMEOUT_S)
+    def __init__(self, address: EngineAddress, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__("docker", timeout=timeout_s)
         self._address = address
 
     def connect(self) -> None:
         """Connect to the engine's socket; raises EngineMissingError."""
-        self.sock = self._address.dial(_TIMEOUT_S)
-        self.sock.waiting = self.waiting
+        self.sock = self._address.dial(self.timeout or TIMEOUT_S)
 
     def failure(self) -> SkywardError | None:
         """Return details on why the connection broke; always None, as the exception has them."""
@@ -59,16 +52,10 @@ class SocketLine(HTTPConnection):
 
 
 class SshLine(HTTPConnection):
-    """A connection through `ssh`, with the docker command there as a pipe to its engine.
+    """A connection through `ssh`, with the docker command there as a pipe to its engine."""
 
-    Attributes:
-        waiting: see `LiveSocket`; set before it connects.
-    """
-
-    waiting: Waiting | None = None
-
-    def __init__(self, host: SshHost) -> None:
-        super().__init__("docker", timeout=_TIMEOUT_S)
+    def __init__(self, host: SshHost, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__("docker", timeout=timeout_s)
         self._host = host
         self._ssh: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -82,8 +69,7 @@ class SshLine(HTTPConnection):
         ours, theirs = socket.socketpair()
         sock = LiveSocket(fileno=ours.detach())
         sock.engine = self._host.url
-        sock.waiting = self.waiting
-        sock.settimeout(_TIMEOUT_S)
+        sock.settimeout(self.timeout)
         self.sock = sock
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the connection
         command = self._host.command("docker", "system", "dial-stdio")

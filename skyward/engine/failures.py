@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError, SkywardError
+from skyward.model.image_fields import without_logins
 
 ADVICE = (
     "Start Docker (for example `systemctl start docker`), or run `make engine` in a checkout of skyward and "
@@ -127,6 +128,38 @@ def not_pulled(ref: str, engine: str, answer: str) -> SkywardError:
     """Return the error for an engine's answer to a pull."""
     advice = "Check the name, your login (`docker login`) and the way to the registry."
     return translate(f"pull image {ref}", engine, answer, otherwise=(ImageNotFoundError, advice))
+
+
+# answers of registries, and what to do
+_REFUSALS = (
+    (
+        r"unauthorized|denied|authentication required|no basic auth|insufficient_scope",
+        "Log in with `docker login {registry}`, with a user who has access to {name}, and check that it exists.",
+    ),
+    (
+        r"HTTP response to HTTPS client",
+        'The engine expects TLS: name the registry under "insecure-registries" in its daemon.json, for Podman as '
+        "insecure in registries.conf.",
+    ),
+    (
+        r"x509|certificate",
+        "The engine does not trust its certificate: put the CA into /etc/docker/certs.d/{registry}/ca.crt there.",
+    ),
+    (r"name unknown|repository .*not (found|exist)", "Create the repository {name} first."),
+    (r"no space left", "Free some space where the registry keeps its images."),
+)
+
+
+def registry_failure(action: str, ref: str, engine: str, answer: str) -> RegistryError:
+    """Return the error for a registry that did not do what an engine asked; `action` is as in `engine_call`."""
+    name = ref.partition("@")[0]
+    name = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+    advice = next((text for pattern, text in _REFUSALS if re.search(pattern, answer, re.IGNORECASE)), "")
+    return RegistryError(
+        f"The Docker engine at {engine} could not {action}. It answered: {without_logins(answer.strip().rstrip('.'))}.",
+        advice.format(registry=name.partition("/")[0], name=name)
+        or "Check that the registry runs and that the engine's machine can reach it.",
+    )
 
 
 def refused_limit(answer: str) -> str | None:

@@ -1,12 +1,8 @@
-"""The images of an engine over its HTTP API: `Images` inspects, pulls and pushes them; streams move them as well.
+"""The images of an engine over its HTTP API: `Images` inspects, pulls and pushes them; `save` and `load` copy them.
 
 It needs only the standard library: to learn that an image exists, loading the docker SDK would take a hundred times as
 long as the engine takes to answer. `Images` is safe to use from several threads. `ImageFiles` reads files of an image
 without running any of it.
-
-`save` and `load` copy an image from one engine to others. `docker load` first looks for each layer among those of the
-engine: existing ones need not be in the archive (`Archive`). That applies to engines with their own layer store; one
-that keeps images in containerd requires all of them.
 """
 
 from __future__ import annotations
@@ -14,25 +10,23 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import posixpath
+import re
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from email.message import Message
 from enum import Enum
 from http.client import HTTPException, HTTPResponse
-from socket import SHUT_RDWR
 from time import monotonic
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from skyward.engine.address import EngineAddress, Waiting
-from skyward.engine.connection import SocketLine, SshLine, auth_header
-from skyward.engine.failures import broken_off, not_pulled, too_slow, translate
+from skyward.engine.address import EngineAddress
+from skyward.engine.connection import TIMEOUT_S, SocketLine, SshLine, auth_header
+from skyward.engine.failures import broken_off, not_pulled, registry_failure, too_slow, translate
 
 if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
@@ -43,6 +37,13 @@ Response = tuple[int, Message, bytes]  # status, header, content
 _STAT = "X-Docker-Container-Path-Stat"  # https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container
 _DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes in Go's os.FileMode
 _CHUNK = 1 << 18
+_TRANSFER_S = 600.0  # of silence: registries with slow stores, and old engines of Podman, say nothing for minutes
+_ABSENT = r"manifest unknown|name unknown|name not known"
+Follow = Callable[[int, int], None]
+
+
+def _ignore(done: int, total: int) -> None:
+    pass
 
 
 class Removal(Enum):
@@ -113,14 +114,49 @@ class Images:
         if status == 404:
             raise translate(action, self.url, _message(answer, "no such image"))
 
-    def pull(self, ref: str, auth: Mapping[str, str] = _NO_AUTH, waiting: Waiting | None = None) -> None:
+    def registry_digest(self, ref: str, auth: Mapping[str, str] = _NO_AUTH) -> str | None:
+        """Return the digest of an image in its registry; None if the registry does not have it.
+
+        Podman's engine can answer only by pulling it.
+
+        Raises:
+            RegistryError: the registry cannot be reached, or refuses.
+        """
+        action = f"look for {ref} in its registry"
+        path = f"/distribution/{_quoted(ref)}/json"
+        status, answer = self._ask("GET", path, action, expected=range(400, 600), headers=auth_header(auth))
+        if status < 400:
+            return str(answer["Descriptor"]["digest"])
+        message = _message(answer, f"HTTP status {status}")
+        if "is not supported" in message:
+            return self._pulled_digest(ref, auth)
+        if status == 404 or re.search(_ABSENT, message):
+            return None
+        raise registry_failure(action, ref, self.url, message)
+
+    def _pulled_digest(self, ref: str, auth: Mapping[str, str]) -> str | None:
+        action = f"look for {ref} in its registry"
+        failure, _ = self._transfer(f"/images/create?{urlencode({'fromImage': ref})}", action, auth)
+        if not failure:
+            return self._digest_of(ref)
+        if re.search(_ABSENT, failure):
+            return None
+        raise registry_failure(action, ref, self.url, failure)
+
+    def _digest_of(self, ref: str) -> str | None:
+        """Return the registry's digest that the engine has noted for an image, by a name of it in that registry."""
+        begin = f"{ref.partition('@')[0].rpartition(':')[0]}@"
+        found = (self.inspect(ref) or {}).get("RepoDigests") or ()
+        return next((name.removeprefix(begin) for name in found if name.startswith(begin)), None)
+
+    def pull(self, ref: str, auth: Mapping[str, str] = _NO_AUTH, follow: Follow = _ignore) -> None:
         """Pull an image from its registry.
 
         Args:
             ref: a reference with tag or digest; without one, all tags would be pulled.
             auth: credentials for this pull, which the engine does not keep. Without any, the docker command of a
                 machine reached by SSH pulls with its own user's.
-            waiting: see `push`.
+            follow: receives the bytes that have arrived, and those known so far; its exceptions end the pull.
 
         Raises:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
@@ -134,45 +170,50 @@ class Images:
                 raise self._place.failure(done.stderr) or not_pulled(ref, self.url, done.stderr)
             return
         path = f"/images/create?{urlencode({'fromImage': ref})}"
-        for message in self._transfer(path, f"pull image {ref}", auth, waiting):
-            if "error" in message:
-                raise not_pulled(ref, self.url, str(message["error"]))
+        failure, _ = self._transfer(path, f"pull image {ref}", auth, follow)
+        if failure:
+            raise not_pulled(ref, self.url, failure)
 
-    def push(
-        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Waiting | None = None
-    ) -> Iterator[Mapping[str, Any]]:
-        """Name an image `repository:tag` and push it there; yield the engine's messages as they come.
-
-        A message with "error" in it is the last: the registry refuses, or cannot be reached.
+    def push(self, image: str, name: str, auth: Mapping[str, str], follow: Follow = _ignore) -> str:
+        """Push an image under a name, `registry/repository:tag`, that it gets on the engine too; return its digest.
 
         Args:
             image: its tag on the engine.
-            repository: the destination.
-            tag: the tag there.
+            name: the destination.
             auth: credentials for this push, which the engine does not keep.
-            waiting: called repeatedly while the engine is silent, with the seconds of silence; its exceptions end the
-                push. None for a limit of two minutes.
+            follow: receives the bytes that have been sent, and those known so far; its exceptions end the push.
 
         Raises:
             ImageNotFoundError: the engine does not have the image.
+            RegistryError: the registry cannot be reached, or refuses.
         """
-        action = f"push image {image} to {repository}:{tag}"
-        self.tag(image, f"{repository}:{tag}", action)
-        yield from self._transfer(f"/images/{_quoted(repository)}/push?tag={tag}", action, auth, waiting)
+        action = f"push image {image} to {name}"
+        self.tag(image, name, action)
+        repository, _, tag = name.rpartition(":")
+        failure, digest = self._transfer(f"/images/{_quoted(repository)}/push?tag={tag}", action, auth, follow)
+        digest = digest or (None if failure else self._digest_of(name)) or ""
+        if not digest:
+            raise registry_failure(action, name, self.url, failure or "no digest")
+        return digest
 
-    def _transfer(
-        self, path: str, action: str, auth: Mapping[str, str], waiting: Waiting | None
-    ) -> Iterator[Mapping[str, Any]]:
-        """Yield the engine's messages on a transfer to or from a registry, on a separate connection."""
-        with closing(_line(self._place)) as line, self._told(line, action):
-            line.waiting = waiting
+    def _transfer(self, path: str, action: str, auth: Mapping[str, str], follow: Follow = _ignore) -> tuple[str, str]:
+        """Run a transfer to or from a registry on a separate connection; return its error and the pushed digest."""
+        layers: dict[str, tuple[int, int]] = {}
+        digest = ""
+        with closing(_line(self._place, _TRANSFER_S)) as line, self._told(line, action):
             line.request("POST", path, headers=auth_header(auth))
             with line.getresponse() as response:  # an engine that ends its connections leaves the socket to it
                 if response.status >= 400:
-                    yield {"error": _message(json.loads(response.read() or b"null"), response.reason)}
-                    return
-                for message in response:
-                    yield json.loads(message)
+                    return _message(json.loads(response.read() or b"null"), response.reason), ""
+                for message in map(json.loads, response):
+                    if "error" in message:
+                        return str(message["error"]) or "an error", ""
+                    digest = str((message.get("aux") or {}).get("Digest") or digest)
+                    detail = message.get("progressDetail") or {}
+                    if "total" in detail and message.get("status") != "Extracting":
+                        layers[str(message.get("id"))] = int(detail.get("current", 0)), int(detail["total"])
+                    follow(sum(sent for sent, _ in layers.values()), sum(total for _, total in layers.values()))
+        return "", digest
 
     @contextmanager
     def files(self, ref: str) -> Iterator[ImageFiles]:
@@ -201,22 +242,30 @@ class Images:
         self._line.close()
 
     def _ask(
-        self, method: str, path: str, action: str, expected: Sequence[int] = (404,), body: Any = None
+        self,
+        method: str,
+        path: str,
+        action: str,
+        expected: Sequence[int] = (404,),
+        body: Any = None,
+        headers: Mapping[str, str] = _NO_AUTH,
     ) -> tuple[int, Any]:
         """Return status and answer; raise failures other than the expected ones."""
-        status, _, content = self._exchange(method, path, action, body)
+        status, _, content = self._exchange(method, path, action, body, headers)
         answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a newline
         if status >= 400 and status not in expected:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer
 
-    def _exchange(self, method: str, path: str, action: str, body: Any = None) -> Response:
+    def _exchange(
+        self, method: str, path: str, action: str, body: Any = None, headers: Mapping[str, str] = _NO_AUTH
+    ) -> Response:
         """Send one request; return status, header and content of the answer."""
         with self._lock, self._told(self._line, action):
             if monotonic() - self._used > _IDLE_S:
                 self._line.close()  # the next request opens it again
             if body is None:
-                self._line.request(method, path)
+                self._line.request(method, path, headers=headers)
             else:
                 self._line.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
             response = self._line.getresponse()
@@ -238,8 +287,8 @@ class Images:
             raise failure or broken_off(action, self.url, error) from error
 
 
-def _line(place: EngineAddress | SshHost) -> SocketLine | SshLine:
-    return SocketLine(place) if isinstance(place, EngineAddress) else SshLine(place)
+def _line(place: EngineAddress | SshHost, timeout_s: float = TIMEOUT_S) -> SocketLine | SshLine:
+    return SocketLine(place, timeout_s) if isinstance(place, EngineAddress) else SshLine(place, timeout_s)
 
 
 def _message(answer: Any, otherwise: str) -> str:
@@ -338,117 +387,5 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
         raise translate(action, engine.url, str((failures or refusals or [said])[-1]))
 
 
-class Pull:
-    """A pull of an image by an engine, whose progress can be read from another thread.
-
-    Attributes:
-        bytes: bytes downloaded so far.
-        total: bytes of the layers known so far.
-        moved: monotonic time of the last progress.
-        retrying: the engine's message while it retries the registry; "" otherwise.
-    """
-
-    def __init__(self, engine: EngineAddress, ref: str, auth: Mapping[str, str]) -> None:
-        self.bytes = self.total = 0
-        self.moved, self.retrying = monotonic(), ""
-        self._engine, self._ref, self._auth = engine, ref, auth
-        self._line = SocketLine(engine)
-        self._layers: dict[str, tuple[int, int]] = {}
-
-    def run(self) -> None:
-        """Pull with credentials for this one pull, which the engine does not keep.
-
-        Raises:
-            ImageNotFoundError: the registry does not have it, refuses, or cannot be reached; the message says which.
-            EngineMissingError: the engine broke off, or `stop` was called.
-        """
-        query = urlencode({"fromImage": self._ref})
-        with closing(self._line):
-            try:
-                self._line.request("POST", f"/images/create?{query}", headers=auth_header(self._auth))
-                answer = self._line.getresponse()
-                if answer.status != 200:
-                    said = answer.read().decode(errors="replace")
-                    raise not_pulled(self._ref, self._engine.url, str(next(_documents(said), {}).get("message", said)))
-                for line in answer:
-                    for news in _documents(line.decode(errors="replace")):
-                        self._take(news)
-            except (HTTPException, OSError, ValueError) as error:
-                raise broken_off(f"pull {self._ref}", self._engine.url, error, advice="") from error
-
-    def stop(self) -> None:
-        """End the pull."""
-        if self._line.sock is not None:
-            with suppress(OSError):
-                self._line.sock.shutdown(SHUT_RDWR)
-
-    def _take(self, news: Mapping[str, Any]) -> None:
-        if "error" in news:
-            raise not_pulled(self._ref, self._engine.url, str(news["error"]))
-        status, detail = str(news.get("status", "")), news.get("progressDetail") or {}
-        if status.startswith("Retrying"):
-            self.retrying = status
-            return
-        self.moved, self.retrying = monotonic(), ""
-        if status == "Downloading" and "total" in detail:
-            self._layers[str(news.get("id"))] = (int(detail["current"]), int(detail["total"]))
-            self.bytes, self.total = (sum(column) for column in zip(*self._layers.values(), strict=True))
-
-
 def _documents(text: str) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in text.splitlines() if line.startswith("{"))
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """An archive of one image in a seekable file.
-
-    Attributes:
-        layers: digests of the layers, the lowest first.
-        parts: name, start and end of each of its entries, in order; the last includes the end marker.
-        paths: the entry of each layer.
-    """
-
-    layers: tuple[str, ...]
-    parts: tuple[tuple[str, int, int], ...]
-    paths: tuple[str, ...]
-
-    @classmethod
-    def of(cls, file: IO[bytes]) -> Archive:
-        """Read the archive in a file.
-
-        Raises:
-            ValueError: it is not an archive of one image.
-        """
-        with tarfile.open(fileobj=file) as tar:
-            members = tar.getmembers()
-            try:
-                (manifest,) = _document(tar, "manifest.json")
-                layers = _document(tar, manifest["Config"])["rootfs"]["diff_ids"]
-            except (KeyError, TypeError, AttributeError, tarfile.TarError) as error:
-                raise ValueError(f"This is not an archive of one image: {error!r}.") from error
-        starts = [member.offset for member in members]
-        end = file.seek(0, 2)
-        names = [member.name for member in members]
-        parts = tuple(zip(names, starts, [*starts[1:], end], strict=True))
-        linked = any(not member.isreg() for member in members if member.name in manifest["Layers"])
-        return cls(tuple(layers), parts, () if linked else tuple(manifest["Layers"]))
-
-    def without(self, lowest: int) -> list[tuple[int, int]]:
-        """Return the pieces of the file, as start and end, that remain without the given number of lowest layers."""
-        spared = set(self.paths[:lowest]) - set(self.paths[lowest:])
-        return [(start, end) for name, start, end in self.parts if name not in spared]
-
-
-def read(file: IO[bytes], pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """Yield these pieces of a file, one after the other; several threads may read it in parallel."""
-    for start, end in pieces:
-        while start < end and (chunk := os.pread(file.fileno(), min(_CHUNK, end - start), start)):
-            start += len(chunk)
-            yield chunk
-
-
-def _document(tar: tarfile.TarFile, name: str) -> Any:
-    member = tar.extractfile(name)
-    assert member is not None
-    return json.loads(member.read())

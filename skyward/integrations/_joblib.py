@@ -49,7 +49,6 @@ class PoolSettings(TypedDict, total=False):
     share: bool
     display: Display
     results: Results
-    verify: str | None
 
 
 class JoblibSettings(PoolSettings, total=False):

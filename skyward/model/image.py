@@ -169,8 +169,6 @@ class Image:
         platform: such as "linux/arm64"; None for that of the nodes.
         lock: file with the exact packages and base, written by `skyward lock`; an image that no longer matches it is
             refused. None: packages are locked on this machine. In a TOML file, NAME.lock beside it if that exists.
-        verify: file with the public key (PEM) that must have signed the image in the pool's registry, see
-            `skyward build --sign`; None for no check. Never part of the image's identity.
         origins: who added an entry, if not the user: pairs of "field:entry" and a name. Ignored in comparisons.
 
     Raises:
@@ -196,7 +194,6 @@ class Image:
     bake: bool = False
     platform: str | None = None
     lock: str | None = None
-    verify: str | None = None
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

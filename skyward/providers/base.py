@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skyward.delivery.checks import check_verifiable
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor
@@ -293,7 +292,6 @@ class Provider(ABC):
                 "name= and keep= are for pools of sky.Local, sky.Docker and sky.SSH, whose nodes can wait for the "
                 f"next client; sky.{type(self).__name__} keeps none."
             )
-        check_verifiable(request.image, self.registry)
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:  # noqa: ARG002 - equal for all that rent nothing
         """Return the ways to get a pool's machines, in the order in which they are tried; at least one.

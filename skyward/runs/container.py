@@ -221,7 +221,7 @@ def _driver_image(first: Declared) -> tuple[Image, Cluster]:
     It has the program's packages in the same versions as its functions, and skyward's own code, like any image.
     """
     image, cluster = compiled_for(first)
-    plain = replace(image, includes=(), bake=False, lock=None, verify=None)
+    plain = replace(image, includes=(), bake=False, lock=None)
     return with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client"), cluster
 
 

@@ -63,11 +63,6 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
                 f"{other.where}: the pools of a detached run are on this machine or on others, and one is at "
                 f"{elsewhere[0].where}. Run them as two programs, or without --detach."
             )
-    if verified := next((pool for pool in pools if pool.is_verified), None):
-        raise ConfigError(
-            f"{verified.where}: a pool with verify= cannot be in a detached run: its key stays with you. Run the "
-            "program without --detach."
-        )
     handed = _variables(variables, pools)
     if rents and (local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None)):
         raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")

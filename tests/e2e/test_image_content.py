@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from skyward.builder.registry.existence import Exists
 
 import skyward as sky
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event
 from skyward.builder.registry import existence
-from skyward.builder.registry.existence import Exists
 from skyward.builder.registry.pushing import push
 from skyward.builder.registry.reference import with_tag
 from skyward.builder.store import EngineImages, note_content

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import requests
+from skyward.builder.registry.existence import Absent, Exists, Unknown
 
 from skyward.builder import plan_for
 from skyward.builder.docker.build import build_base
 from skyward.builder.registry import existence
-from skyward.builder.registry.existence import Absent, Exists, Unknown
 from skyward.builder.registry.pushing import push, push_zstd
 from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine

@@ -69,7 +69,6 @@ def build(
 
     Raises:
         BuildError: a step failed, or the engine became unreachable.
-        RegistryError: there are no credentials for the registry of the cache.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
@@ -78,7 +77,7 @@ def build(
         write_context(place.folder / "context", plan)
         progress = Progress(plan, report, secrets.values())
         words = [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
-        logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
+        logins = logins_for({*_registries([plan.base]), *([cache.place.registry] if cache else [])})
         code = _run([*words, "--tag", plan.tag], progress, place, logins, alive, cache)
     if code:
         raise build_failure(plan, progress, code)
@@ -104,7 +103,7 @@ def build_base(
         words = ["--target", base.target] if base.target else []
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
         images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
-        code = _run(words, progress, place, logins_for(perhaps=_registries(images)), alive)
+        code = _run(words, progress, place, logins_for(_registries(images)), alive)
     if code:
         raise base_failure(plan, progress, code)
 

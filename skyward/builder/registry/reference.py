@@ -1,21 +1,19 @@
-"""Image references by Docker's rules: `registry/repository:tag@digest`, with defaults for omitted parts."""
+"""Names of images in registries, parsed as by docker, but without guessing missing or wrong parts."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from skyward.errors import ConfigError
 
 DOCKER_HUB = "docker.io"
-_HUB_HOST = "registry-1.docker.io"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?")
 _TAG = re.compile(r"[\w][\w.-]{0,127}", re.ASCII)
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 255
 _LOGIN = re.compile(r"^(\w+://(?=[^/\s]*@)|(?=[^/\s]*@[^/@\s]+/))[^/\s]*@(?!sha256:)")  # in front of a registry
 
@@ -29,53 +27,33 @@ class Reference:
         repository: path within the registry.
         tag: "latest" if neither tag nor digest was given; "" with a digest.
         digest: `sha256:...`, or "".
-        plain_http: whether the registry is accessed without TLS.
     """
 
     registry: str
     repository: str
     tag: str = ""
     digest: str = ""
-    plain_http: bool = False
 
     @property
     def name(self) -> str:
         """Registry and repository, as `docker` accepts them."""
         return f"{self.registry}/{self.repository}"
 
-    @property
-    def wanted(self) -> str:
-        """The digest, or else the tag: the last part of the manifest's URL."""
-        return self.digest or self.tag
-
-    @property
-    def url(self) -> str:
-        """The base URL of the registry's API."""
-        host = _HUB_HOST if self.registry == DOCKER_HUB else self.registry
-        return f"{'http' if self.plain_http else 'https'}://{host}"
-
-    def at(self, digest: str) -> Reference:
-        """Return the reference to a digest in the same repository."""
-        return replace(self, tag="", digest=digest)
-
     def __str__(self) -> str:
         return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
 def parse_reference(text: str) -> Reference:
-    """Parse a reference; a leading `http://` or `https://` determines the protocol of its registry.
+    """Parse a reference. A leading `http://` or `https://` is ignored: the engine knows how it reaches a registry.
 
     Raises:
         ConfigError: it is not a reference; the message names the invalid part.
     """
-    scheme, _, name = text.rpartition("://")
-    if scheme not in ("", "http", "https"):
-        raise _wrong(text, f"{scheme}:// cannot stand in front of it; https:// and http:// can")
     if _LOGIN.match(text):
-        raise _wrong(text, "a login has no place in it; give that to `docker login`")
-    name, at, digest = name.partition("@")
-    if at and not DIGEST.fullmatch(digest):
-        raise _wrong(text, "what follows the @ must be sha256: and 64 hexadecimal digits")
+        raise _wrong(text, "it contains a login; give that to `docker login`")
+    name, at, digest = re.sub("^https?://", "", text).partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise _wrong(text, "the @ must be followed by sha256: and 64 hexadecimal digits")
     registry, path = _split_registry(name)
     repository, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
@@ -83,15 +61,10 @@ def parse_reference(text: str) -> Reference:
     if not _REGISTRY.fullmatch(registry):
         raise _wrong(text, f"{registry!r} is not a registry: a host name, and a port if it has one")
     if not _REPOSITORY.fullmatch(repository) or len(f"{registry}/{repository}") > _LONGEST_NAME:
-        why = "lower-case letters, digits, and single '.', '_', '__' or '-' between them, parted by '/'"
+        why = "parts of lower-case letters and digits, with single '.', '_', '__' or '-' in them, separated by '/'"
         raise _wrong(text, f"{repository!r} is not a repository: {why}")
-    return Reference(
-        registry=registry,
-        repository=repository,
-        tag=tag or ("" if digest else "latest"),
-        digest=digest,
-        plain_http=scheme == "http" or (not scheme and is_loopback(registry)),
-    )
+    tag = tag or ("" if digest else "latest")
+    return Reference(registry=registry, repository=repository, tag=tag, digest=digest)
 
 
 def with_tag(where: str, tag: str) -> str:
@@ -103,15 +76,6 @@ def with_tag(where: str, tag: str) -> str:
     reference = parse_reference(where)
     has_tag = reference.digest or where.endswith(f":{reference.tag}")
     return where if has_tag else f"{where}:{tag}"
-
-
-def is_loopback(registry: str) -> bool:
-    """Return whether a registry's host is this machine's loopback interface."""
-    host = re.sub(r":\d+$", "", registry).strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _split_registry(name: str) -> tuple[str, str]:

@@ -211,7 +211,6 @@ class DeclaredPool:
         providers: the providers of its nodes, in the order in which they are tried.
         secrets: client variables whose values it passes to workers.
         has_volumes: whether it mounts volumes.
-        is_verified: whether the signature of its image is checked.
         machines: the given parameters that determine which machines are rented.
     """
 
@@ -219,7 +218,6 @@ class DeclaredPool:
     providers: tuple[ProviderUse, ...]
     secrets: tuple[str, ...]
     has_volumes: bool
-    is_verified: bool
     machines: Mapping[str, Any]
 
     def unknown_machines(self) -> str | None:
@@ -260,7 +258,6 @@ def _pool(call: PoolCall, reading: Reading) -> DeclaredPool:
         providers=tuple(_providers(first, where)),
         secrets=tuple(name for name in names if name),
         has_volumes=isinstance(volumes, Unknown) or bool(volumes_of(volumes)),
-        is_verified=given.kwargs.get("verify") is not None,
         machines={name: given.kwargs[name] for name in _MACHINES if name in given.kwargs},
     )
 

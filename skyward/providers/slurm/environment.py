@@ -67,7 +67,7 @@ def check_image(image: Image) -> None:
     Raises:
         ConfigError: it uses such fields.
     """
-    fields = ("apt", "run", "base", "secrets", "build_env", "bake", "verify")
+    fields = ("apt", "run", "base", "secrets", "build_env", "bake")
     if asked := [name for name in fields if getattr(image, name)]:
         raise ConfigError(
             f"With image_mode='venv' sky.Slurm installs Python packages only, and this image has {', '.join(asked)}. "

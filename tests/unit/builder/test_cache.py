@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
-from skyward.builder import ensure, folders, sbom
+from skyward.builder import ensure, folders
 from skyward.builder.events import Event, warn
 from skyward.builder.explain import recall, remember
 from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.lock import Request, _read, _write
-from skyward.builder.registry.existence import _recall
-from skyward.builder.registry.existence import remember as remember_existence
-from skyward.builder.registry.reference import parse_reference
 from skyward.builder.site.index_server import _own_token
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
 from skyward.engine.images import ImageFiles
@@ -31,7 +28,6 @@ from tests.unit.image.images import compiled
 
 PLAN = compiled(Image())
 REQUEST = Request(image=Image(pip=["numpy"]), python="3.11", platform="linux/amd64")
-REFERENCE = parse_reference("registry.example.com/team/app:1")
 
 
 class Store(EngineImages):
@@ -67,10 +63,6 @@ def _use_everything(tmp_path: Path) -> None:
     assert isinstance(folders.newest(folders.cache_path("locks"), "*.json"), list)
     remember("name", PLAN)
     recall("name")
-    remember_existence(REFERENCE, "linux/amd64", "sha256:d", "sha256:d", "sha256:c")
-    _recall(REFERENCE, "linux/amd64")
-    sbom.keep(PLAN.tag, b"{}")
-    sbom.kept(PLAN.tag)
     note_use(PLAN.tag)
     last_use(PLAN.tag)
     forget_use(PLAN.tag)
@@ -128,7 +120,7 @@ def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     """No text, truncated, of another version: taken for none, without a word, and written anew."""
     _use_everything(tmp_path)
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks", "registry", "skyward"}
+    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks", "skyward"}
     for path in files:
         path.write_bytes(content)
     _use_everything(tmp_path)
@@ -199,7 +191,7 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
 
 def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
     """Those of a month ago; another process renames its draft, or drops the same note, at any moment."""
-    for name in ("registry", "hashes"):
+    for name in ("hashes",):
         folder = folders.cache_path(name)
         folder.mkdir(parents=True)
         for each, at in (("old", 1.0), ("fresh", time.time())):
@@ -207,10 +199,9 @@ def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
             os.utime(folder / each, (at, at))
         (folder / ".draft").symlink_to("gone")  # as a file that is listed, and gone when it is looked at
 
-    remember_existence(REFERENCE, "linux/amd64", "sha256:1", "sha256:1", "sha256:1")
     (tmp_path / "a.whl").write_bytes(b"x")
     sha256_of(tmp_path / "a.whl")
 
-    for name in ("registry", "hashes"):
+    for name in ("hashes",):
         found = {path.name for path in folders.cache_path(name).iterdir()}
         assert len(found) == 3 and {".draft", "fresh"} < found

@@ -29,6 +29,7 @@ class FakeEngine:
         in_use: tags that a container needs.
         requests: method and path of each request.
         pushes: messages that a push or a pull answers with.
+        registry: digests of the images in registries, by reference, or the message of a refusal.
         silence_s: before the last of them.
         files: content of the files of every image by path; a string that begins with "->" is a link.
     """
@@ -39,6 +40,7 @@ class FakeEngine:
         self.in_use: set[str] = set()
         self.requests: list[str] = []
         self.pushes: list[dict[str, Any]] = []
+        self.registry: dict[str, str] = {}
         self.silence_s = 0.0
         self.auth = ""
         self.files: Mapping[str, str] = DEBIAN
@@ -80,6 +82,8 @@ class FakeEngine:
                 for tag, i in listed
                 if tag == names[id(i)][0]
             ]
+        if path.startswith("/distribution/"):
+            return self._distribution(path.removeprefix("/distribution/").removesuffix("/json"))
         ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
         if ref == "broken:1":
             return 500, {"message": "the disk is on fire"}
@@ -103,10 +107,16 @@ class FakeEngine:
         known: dict[str, Any] = {name: image[name] for name in ("Id", "RepoDigests") if name in image}
         return 200, {"Id": f"sha256:{ref}", "Size": image["Size"], "Os": "linux", "Architecture": "amd64"} | {
             "Config": config,
-            "RepoDigests": [],
+            "RepoDigests": image.get("digests", []),
             "Metadata": {"LastTagTime": image.get("tagged", "0001-01-01T00:00:00Z")},
             **known,
         }
+
+    def _distribution(self, ref: str) -> tuple[int, Any]:
+        found = self.registry.get(ref, "")
+        if found.startswith("sha256:"):
+            return 200, {"Descriptor": {"digest": found}, "Platforms": []}
+        return (500, {"message": found}) if found else (404, {"message": "manifest unknown: manifest unknown"})
 
 
 def _tar(content: str) -> bytes:

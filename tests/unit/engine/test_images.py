@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from skyward.engine import Images, Removal, address, connection, find_engine
+from skyward.engine import images as engine_images
 from skyward.engine.connection import SocketLine
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
 from skyward.model.ssh import SshHost
@@ -82,15 +83,64 @@ def test_removal_says_what_became_of_it(engine: FakeEngine, images: Images) -> N
 
 
 def test_a_push_sends_credentials_in_a_header(engine: FakeEngine, images: Images) -> None:
-    """The image gets its second name, the messages come one by one, the credentials reach the engine."""
+    """The image gets its second name, progress is reported, the credentials reach the engine alone."""
     engine.add("a:1")
-    engine.pushes = [{"status": "Preparing"}, {"status": "Pushed"}]
+    layer = {"id": "x", "status": "Pushing", "progressDetail": {"current": 3, "total": 9}}
+    engine.pushes = [{"status": "Preparing"}, layer, {"aux": {"Tag": "2", "Digest": "sha256:d"}}]
+    seen: list[tuple[int, int]] = []
 
-    assert list(images.push("a:1", "host/b", "2", {"username": "u", "password": "p"})) == engine.pushes
+    digest = images.push("a:1", "host/b:2", {"username": "u", "password": "p"}, lambda *done: seen.append(done))
+
+    assert (digest, seen[1]) == ("sha256:d", (3, 9))
     assert "host/b:2" in engine.images
     assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u", "password": "p"}
+    assert not [line for line in engine.requests if "password" in line]
     with pytest.raises(ImageNotFoundError, match="none:1"):
-        list(images.push("none:1", "host/b", "2", {}))
+        images.push("none:1", "host/b:2", {})
+
+
+def test_the_digest_of_a_push_by_podman(engine: FakeEngine, images: Images) -> None:
+    """Its messages have none; the engine notes it with the image."""
+    engine.add("a:1")
+    engine.images["a:1"]["digests"] = ["other/b@sha256:e", "host/b@sha256:d"]
+    assert images.push("a:1", "host/b:2", {}) == "sha256:d"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        ("unauthorized: authentication required", "docker login host:5000"),
+        ("denied: no access", "access to host:5000/b"),
+        ("x509: certificate signed by unknown authority", "certs.d/host:5000/ca.crt"),
+        ("http: server gave HTTP response to HTTPS client", "insecure-registries"),
+        ("dial tcp: lookup host: no such host", "can reach it"),
+    ],
+)
+def test_what_a_registry_refuses(engine: FakeEngine, images: Images, refusal: str, remedy: str) -> None:
+    """The engine's answer and the remedy, for a push and for a look-up; logins in addresses are masked."""
+    engine.add("a:1")
+    engine.pushes = [{"error": f"{refusal} at https://me:canary@proxy/"}]
+    engine.registry["host:5000/b:2"] = refusal
+    for act in (lambda: images.push("a:1", "host:5000/b:2", {}), lambda: images.registry_digest("host:5000/b:2")):
+        with pytest.raises(RegistryError, match=refusal) as caught:
+            act()
+        assert remedy in caught.value.remedy
+        assert "canary" not in str(caught.value)
+
+
+def test_an_image_in_a_registry(engine: FakeEngine, images: Images) -> None:
+    """Its digest, or None; an engine of Podman's finds out by pulling it."""
+    engine.registry["host/b:2"] = "sha256:d"
+    assert images.registry_digest("host/b:2", {"username": "u"}) == "sha256:d"
+    assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u"}
+    assert images.registry_digest("host/b:3") is None
+
+    engine.registry["host/b:2"] = engine.registry["host/b:3"] = "Path /distribution/x is not supported"
+    engine.add("host/b:2")
+    engine.images["host/b:2"]["digests"] = ["host/b@sha256:e"]
+    assert images.registry_digest("host/b:2") == "sha256:e"
+    engine.pushes = [{"error": "reading manifest 3 in host/b: manifest unknown"}]
+    assert images.registry_digest("host/b:3") is None
 
 
 def test_a_refusal_is_told_in_the_engines_words(images: Images) -> None:
@@ -185,32 +235,17 @@ def test_a_pull_sends_credentials_in_a_header(engine: FakeEngine, images: Images
         images.pull("host/b:2")
 
 
-@pytest.fixture
-def slow(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """An engine that is silent for longer than its client's limit, and answers pings."""
+def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than other requests; its limit is not called a missing engine."""
     engine.add("a:1")
-    engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"status": "Pushed"}], 0.4
-    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
+    engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"aux": {"Digest": "sha256:d"}}], 0.4
+    monkeypatch.setattr(connection, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(address, "_SILENCE_S", 0.05)
-    return engine
-
-
-def test_an_engine_that_waits_for_a_registry(slow: FakeEngine, images: Images) -> None:
-    """Whoever follows a push decides how long; without them the limit holds, and is not called a missing engine."""
-    seen: list[float] = []
-
-    assert list(images.push("a:1", "host/b", "2", {}, seen.append)) == slow.pushes
-    assert seen == sorted(seen)
-    assert seen[-1] > 0.1
+    assert images.push("a:1", "host/b:2", {}) == "sha256:d"
+    monkeypatch.setattr(engine_images, "_TRANSFER_S", 0.1)
     with pytest.raises(EngineError, match=r"runs, but did not push image a:1 to host/b:2 in time") as caught:
-        list(images.push("a:1", "host/b", "2", {}))
+        images.push("a:1", "host/b:2", {})
     assert "Start Docker" not in str(caught.value)
-
-    def give_up(_: float) -> None:
-        raise RegistryError("enough")
-
-    with pytest.raises(RegistryError, match="enough"):
-        list(images.push("a:1", "host/b", "2", {}, give_up))
 
 
 def test_files_of_an_image(engine: FakeEngine, images: Images) -> None:

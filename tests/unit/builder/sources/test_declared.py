@@ -83,14 +83,7 @@ def test_every_field_has_a_key(tmp_path: Path) -> None:
     assert declared.nodes == 2
     assert [(use.name, use.kwargs) for use in declared.plugins] == [("torch", {"version": "2.13.0"}), ("joblib", {})]
     beyond = {"plugins", "accelerator", "nodes"}
-    of_pools = {"verify"}  # checked where an image is run; a build has no signature to check
-    assert {field.name for field in fields(Image)} - {"origins"} - of_pools == set(ImageFile.__annotations__) - beyond
-
-
-def test_a_key_that_a_build_would_ignore_is_refused(tmp_path: Path) -> None:
-    """Nobody may believe that a signature is verified where none is."""
-    with pytest.raises(ConfigError, match="verify"):
-        load(written(tmp_path, 'verify = "team.pub"'))
+    assert {field.name for field in fields(Image)} - {"origins"} == set(ImageFile.__annotations__) - beyond
 
 
 def test_an_empty_file_is_a_plain_image(tmp_path: Path) -> None:
