@@ -183,7 +183,7 @@ def _pull(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, r
     assert target.registry
     reference = put_in_registry(plan, target.registry, store, report, target.docker_host or target.engine.url)
     auth, local = engine_login(target.registry), store.inspect(plan.tag)
-    lacking = [machine for machine in target.machines if not _is_pulled(before[machine], reference)]
+    lacking = _lacking(plan.tag, before, lambda facts: reference in facts.repo_digests, report)
     if local:
         _check_room(lacking, local.size, len(target.machines))
 
@@ -199,8 +199,13 @@ def _pull(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, r
     return content
 
 
-def _is_pulled(facts: ImageFacts | None, reference: str) -> bool:
-    return facts is not None and reference in facts.repo_digests
+def _lacking(tag: str, before: Found, has: Callable[[ImageFacts], bool], report: Report) -> list[Machine]:
+    """Return the machines without the image, and report other images under its tag."""
+    lacking = {machine: facts for machine, facts in before.items() if facts is None or not has(facts)}
+    for machine, facts in lacking.items():
+        if facts and not is_known(tag, facts):
+            report(note(f"{tag} was another image on {machine.name} ({facts.id[:19]}); ours takes its place"))
+    return list(lacking)
 
 
 def _send(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, report: Report) -> str:
@@ -209,13 +214,7 @@ def _send(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, r
     if target.docker_host:  # the machine that builds may have it now
         builders = [each for each in target.machines if each.engine_address is target.engine]
         before = {**before, **_look(builders, plan.tag)}
-    lacking = []
-    for machine, found in before.items():
-        if found is None or found.content != facts.content:
-            lacking.append(machine)
-        if found and found.content != facts.content:
-            other = f"{plan.tag} was another image on {machine.name} ({found.id[:19]}); ours takes its place"
-            report(note(other))
+    lacking = _lacking(plan.tag, before, lambda found: found.content == facts.content, report)
     _check_room(lacking, facts.size, len(target.machines))
 
     def work(machine: Machine, follow: Follow) -> None:

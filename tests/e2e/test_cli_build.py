@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -24,10 +23,8 @@ from skyward.builder import ensure, plan_for
 from skyward.builder.site.settings import read_site, site_script
 from skyward.builder.sources.declared import load
 from skyward.builder.store import EngineImages
-from skyward.delivery.deliver import RegistryImage, put_in_registry
 from skyward.engine import Images as EngineConnection
 from skyward.engine import find_engine
-from skyward.errors import RegistryError
 from skyward.model.image_fields import platform_of
 from tests.e2e.building import PYTHON
 from tests.e2e.commands import SKYWARD, Images
@@ -161,43 +158,6 @@ def test_push_and_check(images: Images) -> None:
     # what the registry has is not built again, wherever else it is gone
     (known,) = again.events
     assert (known["built"], known["reference"]) == (False, result["reference"])
-    images.tags.append(f"{where}:{result['tag'].rpartition(':')[2]}")
-
-
-def test_a_described_and_signed_image(images: Images, tmp_path: Path) -> None:
-    """What an image has is attached to it and kept here; a pool takes it if it is signed with the key that it names."""
-    key, public = tmp_path / "team.key", tmp_path / "team.pub"
-    for words in (f"ecparam -name prime256v1 -genkey -noout -out {key}", f"ec -in {key} -pubout -out {public}"):
-        subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
-    file, where = images.file(more='pip = ["six"]'), f"{REGISTRY}/cli-{secrets.token_hex(3)}/x"
-
-    first = images("build", file, "--push", where, "--json")
-    described = images("build", file, "--push", where, "--sbom", "--json")
-    assert (first.status, described.status) == (0, 0), described.err
-    (result,) = described.of("result")
-    here = images("image", "sbom", result["tag"])
-    attached = images("image", "sbom", result["reference"], XDG_CACHE_HOME=str(tmp_path / "elsewhere"))
-    assert here.out == attached.out
-    purls = [each["externalRefs"][0]["referenceLocator"] for each in json.loads(here.out)["packages"][2:]]
-    assert any(purl.startswith("pkg:pypi/six@1.") for purl in purls)
-    assert any(purl.startswith("pkg:deb/debian/libc6@") for purl in purls)
-    assert "has no SBOM" in images("image", "sbom", "skyward:sky-4-0123456789abcdef").err
-
-    def supply() -> RegistryImage:
-        image = sky.Image(run=load(str(file)).image.run, pip=["six"], verify=str(public))
-        engine = find_engine()
-        store = EngineImages(EngineConnection(engine))
-        plan = plan_for(image, store, python=PYTHON, platform=platform_of(None))
-        return put_in_registry(plan, where, store, print, engine.url)
-
-    with pytest.raises(
-        RegistryError, match=rf"{result['reference']} is not signed with the key of {public}: it has no"
-    ):
-        supply()
-    signed = images("build", file, "--push", where, "--sign", key, "--json")
-    assert signed.status == 0, signed.err
-    assert supply().reference == result["reference"] == signed.of("result")[0]["reference"]
-    assert images("build", file, "--sign", key).status == 2
     images.tags.append(f"{where}:{result['tag'].rpartition(':')[2]}")
 
 

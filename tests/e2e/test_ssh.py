@@ -18,9 +18,7 @@ import pytest
 import skyward as sky
 from scripts.stand import faults, registry
 from scripts.stand.place import Stand
-from skyward.delivery import deliver, stream
-from skyward.engine.images import Pull
-from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
+from skyward.errors import BuildError, ConfigError, EngineError, ImageError, ProviderError
 from skyward.ssh import connection as connections
 from tests.e2e import functions, programs
 from tests.e2e.functions import lengths
@@ -102,12 +100,9 @@ def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
         assert host.run("stat", "-c", "%a", directory).strip() == "700"
 
 
-def test_a_pool_where_no_ssh_command_is_installed(
-    ssh: Make, stand: Stand, printed: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_where_no_ssh_command_is_installed(ssh: Make, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """paramiko connects: an image goes to two hosts, arguments and results of many packets go both ways."""
     monkeypatch.setattr(connections, "uses_paramiko", lambda: True)
-    monkeypatch.setattr(deliver, "uses_paramiko", lambda: True)
     image = IMAGE.run_commands(f"echo {uuid.uuid4().hex} >/etc/trial")
     provider = ssh(1, 2)
     with sky.ComputePool(provider, nodes=2, image=image) as pool:
@@ -117,7 +112,6 @@ def test_a_pool_where_no_ssh_command_is_installed(
         results = sky.gather(*[reverse(payload) for payload in payloads]) >> pool
         assert list(results) == [payload[::-1] for payload in payloads]
         assert programs.hand_out(["a", "b"]) @ pool == ["head keeps a", "node 1 got b"]
-    assert "relaying" not in printed.read().err
     assert [(found.host, found.findings) for found in provider.host_reports()] == [
         (stand.host(number).login, ()) for number in (1, 2)
     ]
@@ -147,24 +141,19 @@ def _digits() -> tuple[Any, Any]:
     return x / 16, y
 
 
-def test_only_what_hosts_lack_of_an_image_is_sent(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing of an image that is there; of one that stands on its layers, the new ones."""
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
-        pass
-    capsys.readouterr()
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
-        assert "sending" not in capsys.readouterr().err
-    another = IMAGE.run_commands(f"echo {uuid.uuid4().hex} >/etc/trial")
-    with sky.ComputePool(ssh(), nodes=3, image=another) as pool:
+def test_an_image_is_sent_to_hosts_that_lack_it(ssh: Make, stand: Stand, printed: Printed) -> None:
+    """To the one of three that lost it, and to nobody the next time."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE) as pool:
         (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+    stand.host(2).run("docker", "rmi", "-f", tag)
+    printed.read()
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE) as pool:
         assert where() @ pool == ["stand1", "stand2", "stand3"]
-    said = capsys.readouterr().err
-    for host in stand.hosts:
-        assert re.search(rf"sending \d(\.\d+)? MB of the image to {host.login}, which has the other layers", said)
-        assert f"{host.login}: has the image after" in said
-    assert "relaying" not in said
-    forget(stand, tag)
-    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
+    said = printed.read().err
+    has_it = [f"{host.login}: has the image after" in said for host in stand.hosts]
+    assert has_it == [False, True, False]
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
+        assert "sending" not in printed.read().err
 
 
 def test_an_image_comes_from_a_registry_by_digest(ssh: Make, stand: Stand, repository: str, printed: Printed) -> None:
@@ -218,7 +207,7 @@ def test_another_image_by_our_tag_is_replaced(
 
 
 def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, printed: Printed) -> None:
-    """The engine here has no part in it; the others get it from that host, or if they cannot, by way of the client."""
+    """The engine here has no part in it; the others get it by way of the client."""
     if stand.registry is None:
         pytest.skip("the hosts can get no base: `make engine` has made no registry here")
     image = sky.Image(base=f"{stand.registry}/{sky_base()}", pip=["packaging"])
@@ -229,7 +218,6 @@ def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, printed: P
     said = printed.read().err
     assert f"building {tag}" in said
     for number in (2, 3):
-        assert f"from {stand.host(1).login} to {stand.host(number).login}\n" in said
         assert f"{stand.host(number).login}: has the image after" in said
     assert "could not" not in said
     assert subprocess.run(["docker", "inspect", tag], capture_output=True, check=False).returncode != 0
@@ -364,32 +352,17 @@ def test_wrong_values_are_refused_before_anything(tmp_path: Path) -> None:
             sky.SSH(*hosts, **settings)
 
 
-def test_a_registry_that_goes_away_in_mid_pull_is_named(
-    ssh: Make, stand: Stand, repository: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine would ask for minutes; the error comes in under ten seconds, and names host and registry."""
+def test_hosts_that_cannot_reach_the_registry_are_named(ssh: Make, stand: Stand, repository: str) -> None:
+    """With the engine's answer; hosts that have the image are left alone."""
     image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
     with sky.ComputePool(ssh(1, registry=repository), image=image) as pool:
         (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
-    host, name = stand.host(3), repository.removeprefix("http://")
-    host.run("sh", "-c", "docker rmi -f $(docker images -q) || true")  # also the layers that other images share
-    faults.slow(host, 20)
-    gone_at: list[float] = []
-
-    def look_at(under_way: Pull, transfer: stream._Transfer, ref: str) -> None:
-        if under_way.bytes and not gone_at:
-            registry.down(stand)
-            gone_at.append(time.monotonic())
-        original(under_way, transfer, ref)
-
-    original = stream._give_up_if_stalled
-    monkeypatch.setattr(stream, "_give_up_if_stalled", look_at)
+    name = repository.removeprefix("http://")
+    registry.down(stand)
     try:
-        with pytest.raises(RegistryError, match=f"{host.login} could not pull {name}@.* the registry {stand.registry}"):
+        with pytest.raises(ImageError, match=f"{stand.host(3).login} could not pull image {name}@sha256:"):
             sky.ComputePool(ssh(3, registry=repository), image=image).__enter__()
-        assert time.monotonic() - gone_at[0] < 10
     finally:
-        faults.fast(host)
         registry.up(stand)
     forget(stand, tag)
     subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)

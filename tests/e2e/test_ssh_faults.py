@@ -238,7 +238,7 @@ def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand
     program = """
 import json, os, signal
 import skyward as sky
-from skyward.delivery import stream
+from skyward.delivery import deliver
 from tests.e2e.stand import IMAGE
 
 def save(*given):
@@ -247,7 +247,7 @@ def save(*given):
             os.kill(os.getpid(), signal.SIGKILL)
         yield chunk
 
-original, stream.save = stream.save, save
+original, deliver.save = deliver.save, save
 facts = json.loads(os.environ["STAND_HOSTS"])
 sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet").__enter__()
 """

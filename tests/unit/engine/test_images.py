@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,7 +121,11 @@ def test_what_a_registry_refuses(engine: FakeEngine, images: Images, refusal: st
     engine.add("a:1")
     engine.pushes = [{"error": f"{refusal} at https://me:canary@proxy/"}]
     engine.registry["host:5000/b:2"] = refusal
-    for act in (lambda: images.push("a:1", "host:5000/b:2", {}), lambda: images.registry_digest("host:5000/b:2")):
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: images.push("a:1", "host:5000/b:2", {}),
+        lambda: images.registry_digest("host:5000/b:2"),
+    )
+    for act in acts:
         with pytest.raises(RegistryError, match=refusal) as caught:
             act()
         assert remedy in caught.value.remedy

@@ -198,7 +198,7 @@ def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.M
     seen = place / "seen"
     _buildx(place, f"cat $DOCKER_CONFIG/config.json > {seen}; ls -l $DOCKER_CONFIG > {seen}.files; env > {seen}.env")
     progress = Progress(compiled(Image()), list[Event]().append)
-    logins = {"r.io": Credentials(username="ann", password="canary", configured=True)}
+    logins = {"r.io": Credentials({"username": "ann", "password": "canary"})}
 
     assert run_there(HOST, ["--tag", "x"], progress, place / "place", logins=logins) == 0
 
