@@ -9,7 +9,5 @@ The entry point is `deliver` in `deliver.py`:
 The first image is built on the engine that runs it. The second one is sent to machines, or pulled by them with
 `registry=`. The third one is pulled from `delivered.reference` by whatever runs it, such as a swarm.
 
-Read `deliver.py` first (the order of the steps; find the image in a registry, else build and push it), then `stream.py`
-(sending it to machines, pulls, and relays between machines). `checks.py` determines the disk space of an image on a
-machine, and whether a signature can be verified.
+`checks.py` determines the disk space of an image on a machine.
 """

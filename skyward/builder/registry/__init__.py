@@ -1,13 +1,10 @@
-"""Image registries: check whether they have an image, push it. Only a push needs an engine.
+"""Image registries, as an engine reaches them: find an image, push it; and this user's logins.
 
-    found = existence.check(target, platform="linux/amd64")      # Exists(digest, reference) | Absent() | Unknown(...)
-    pushed = push(tag, target, platform=..., engine=images, report=report)      # Pushed(reference="name@sha256:...")
-    found = push_zstd(tag, target, platform=..., report=report, docker_host=url)      # Exists; layers unpack faster
-    cache = shared_cache(target, platform, is_whole=...)      # for `ensure`: layers pushed by others
+    reference = find(tag, target, images, report)      # "repository@sha256:...", or None
+    reference = push(tag, target, engine=images, report=report)
+    reference = push_zstd(tag, target, report=report, docker_host=url)      # its layers unpack faster
+    cache = shared_cache(target, platform, images)      # for `ensure`: layers pushed by others
 
 `target` is a reference, such as `registry.example.com/team/skyward:sky-1-0123456789abcdef`; `with_tag(repository, tag)`
-adds a tag. Loopback addresses, and references that begin with `http://`, use plain http.
-
-Read `reference.py`, then `client.py` (the API, with its tokens) with `auth.py` (credentials) and `http.py`
-(certificates, redirects, silent transfers). `existence.py`, `pushing.py` and `attachments.py` build on these.
+adds a tag. Read `reference.py`, `auth.py` (logins), then `pushing.py`.
 """
