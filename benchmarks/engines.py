@@ -4,7 +4,6 @@ Prints JSON, and writes it to benchmarks/results/engines.json; engines that are 
 
 make stand; make slurm; make kube       # for SSH, Slurm and Kubernetes, if wanted
 python benchmarks/engines.py
-python benchmarks/engines.py --swarm '{"engine": "ssh://root@HOST", "registry": "http://HOST:PORT/bench"}'
 
 On an engine: seconds from `with` to ready with the image there, 10,000 calls that do nothing, and 64 MB there and back.
 Of Dask and Ray: the same with their own client on two nodes of this machine that are plain processes, under the plugin
@@ -67,7 +66,7 @@ def seconds(action: Callable[[], Any]) -> float:
 # engines -------------------------------------------------------------------------------------------------------------
 
 
-def engines(options: argparse.Namespace) -> dict[str, Any]:
+def engines() -> dict[str, Any]:
     """Each engine's provider, or why there is none."""
     ssh, slurm = ROOT / ".stand" / "hosts.json", ROOT / ".slurm" / "cluster.json"
     found: dict[str, Any] = {"docker": sky.Docker()}
@@ -81,7 +80,6 @@ def engines(options: argparse.Namespace) -> dict[str, Any]:
         found["slurm"] = sky.Slurm(facts.pop("login"), time="10", **facts)
     else:
         found["slurm"] = "no cluster is up: `make slurm`"
-    found["swarm"] = sky.Swarm(**json.loads(options.swarm)) if options.swarm else "--swarm was not given"
     kube = here()
     if (
         kube.kubeconfig.exists()
@@ -261,13 +259,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--calls", type=int, default=CALLS, help="of Dask and Ray (default: %(default)s)")
-    parser.add_argument("--swarm", help="parameters of sky.Swarm as JSON")
     parser.add_argument("--only", action="append", help="an engine or framework; repeat it for several")
     options = parser.parse_args()
     wanted = set(options.only or [])
     figures: dict[str, Any] = json.loads(RESULTS.read_text()) if wanted and RESULTS.exists() else {}
     figures |= {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2), "limit": LIMIT}
-    for name, provider in engines(options).items():
+    for name, provider in engines().items():
         if not wanted or name in wanted:
             figures[name] = provider if isinstance(provider, str) else on_engine(provider, options.repeats)
     for name, ways in FRAMEWORKS.items():

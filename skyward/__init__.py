@@ -24,7 +24,6 @@ _HOMES = {
     "Plugin": "skyward.plugins",
     "SSH": "skyward.providers.ssh",
     "Slurm": "skyward.providers.slurm.provider",
-    "Swarm": "skyward.providers.swarm.provider",
     "Volume": "skyward.model.spec",
     "Worker": "skyward.model.spec",
     "__version__": "skyward._version",

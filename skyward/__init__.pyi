@@ -26,7 +26,6 @@ from skyward.providers.kubernetes.provider import Kubernetes as Kubernetes
 from skyward.providers.local import Local as Local
 from skyward.providers.slurm.provider import Slurm as Slurm
 from skyward.providers.ssh import SSH as SSH
-from skyward.providers.swarm.provider import Swarm as Swarm
 from skyward.runs.saved import output_folder as output_folder
 from skyward.runs.saved import save as save
 from skyward.runtime.active_pool import sky as sky
@@ -55,7 +54,6 @@ __all__ = [
     "PipIndex",
     "Plugin",
     "Slurm",
-    "Swarm",
     "Volume",
     "Worker",
     "__version__",

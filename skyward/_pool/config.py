@@ -133,7 +133,7 @@ def _instead_of_provider(found: object) -> str:
     if isinstance(found, int) and not isinstance(found, bool):
         return f"{found!r}: for a number of nodes write nodes={found!r}"
     if isinstance(found, str):
-        known = ("Docker", "Local", "SSH", "AWS", "GCP", "Compose", "Swarm", "Slurm", "Kubernetes")
+        known = ("Docker", "Local", "SSH", "AWS", "GCP", "Compose", "Slurm", "Kubernetes")
         names = {name.lower(): name for name in known}
         if meant := names.get(found.lower()):
             return f"{found!r}: write sky.{meant}(...)"

@@ -51,7 +51,6 @@ _also = partial(click.option, multiple=True)
 ssh_option = _also("--ssh", "hosts", metavar="HOST", help="Also this machine, as sky.SSH() names it.")
 _LOGIN_HELP = "Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine."
 slurm_option = _also("--slurm", "logins", metavar="LOGIN", help=_LOGIN_HELP)
-_MANAGER_HELP = "Also the swarm of this manager, as sky.Swarm() names it: ssh://user@host or unix:///path."
 _CONTEXT_HELP = "Also the cluster of this context of the kubeconfig; - for the current one."
 _NAMED_HELP = "Also what sky.providers.NAME('ARGUMENT') finds: a provider of an installed package."
 
@@ -63,7 +62,6 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
     @key_options
     @_also("--aws", "regions", metavar="REGION", help="Also this region of AWS.")
     @_also("--gcp", "google", metavar="REGION", help="Also this region of Google Cloud.")
-    @_also("--swarm", "managers", metavar="ENGINE", help=_MANAGER_HELP)
     @slurm_option
     @_also("--kubernetes", "contexts", metavar="CONTEXT", help=_CONTEXT_HELP)
     @click.option("--namespace", metavar="NAME", help="In clusters of --kubernetes; else that of the context.")
@@ -76,7 +74,6 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
         known_hosts: Path | None,
         regions: tuple[str, ...],
         google: tuple[str, ...],
-        managers: tuple[str, ...],
         logins: tuple[str, ...],
         contexts: tuple[str, ...],
         namespace: str | None,
@@ -88,10 +85,6 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
         places += [Place(provider.hosts[0].name, provider) for provider in remote]
         places += [Place(region, providers.AWS(region)) for region in regions]  # imported on first use
         places += [Place(region, providers.GCP(region)) for region in google]
-        for each in managers:
-            files = (key, known_hosts) if each.startswith("ssh://") else (None, None)
-            swarm = providers.Swarm(each, key=files[0], known_hosts=files[1])
-            places.append(Place(f"the swarm of {swarm.manager.name}", swarm))
         for each in logins:
             slurm = providers.Slurm() if each == "-" else providers.Slurm(each, key=key, known_hosts=known_hosts)
             places.append(Place(f"the cluster of {slurm.address.name}", slurm))
@@ -190,7 +183,7 @@ def _of_pool(found: Sequence[NodeTarget], pool: str, failures: Sequence[str]) ->
         raise ConfigError(f"{pool} can mean several pools: {', '.join(pools)}. Name one of them.")
     if not pools:
         advice = (
-            "`skyward ps` shows what runs; pools elsewhere are found with --ssh, --aws, --gcp, --swarm, --slurm, "
+            "`skyward ps` shows what runs; pools elsewhere are found with --ssh, --aws, --gcp, --slurm, "
             "--kubernetes or --provider."
         )
         raise ProviderError("\n".join([f"There is no pool {pool} here. {advice}", *failures]))

@@ -1,6 +1,6 @@
 """Nodes whose program waits for its client (`skyward.runner.entry.claimed`): claiming, starting, reaching, ending them.
 
-Swarm tasks, Slurm jobs and Kubernetes pods are such nodes. They differ in how a socket reaches them, and in who knows
+Slurm jobs and Kubernetes pods are such nodes. They differ in how a socket reaches them, and in who knows
 how one has ended. Client and program authenticate each other by certificates that the client creates for one pool:
 self-signed, pinned by the other side, and never reused.
 """
@@ -91,7 +91,7 @@ class ClaimedHost(Generic[C]):
 
     @property
     def name(self) -> str:
-        """The machine's name in the swarm or cluster."""
+        """The machine's name in the cluster."""
         return self._known.machine
 
     @property

@@ -1,7 +1,7 @@
 """Hosts and nodes as the pool sees them: a host starts nodes, one runner each, connects to them and removes them.
 
 Every node is a `RunnerNode`, which knows when it is ready, how to connect to it, its last lines and how it ended.
-Processes, containers, containers of a compose file and tasks of a swarm differ only in their `RunnerProcess`.
+Processes, containers, and containers of a compose file differ only in their `RunnerProcess`.
 """
 
 from __future__ import annotations

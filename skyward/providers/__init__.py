@@ -1,4 +1,4 @@
-"""Providers of machines: Docker (the default), processes, SSH, clouds, compose files, Swarm, Slurm, Kubernetes.
+"""Providers of machines: Docker (the default), processes, SSH, clouds, compose files, Slurm, Kubernetes.
 
 `sky.providers.NAME` is one of these, or a provider that an installed package registers as an entry point
 `skyward.providers`.
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from skyward.providers.local import Local
     from skyward.providers.slurm.provider import Slurm
     from skyward.providers.ssh import SSH
-    from skyward.providers.swarm.provider import Swarm
 
 # loaded on first use, since importing all of them takes long
 HOMES = {
@@ -36,7 +35,6 @@ HOMES = {
     "Provider": "skyward.providers.base",
     "SSH": "skyward.providers.ssh",
     "Slurm": "skyward.providers.slurm.provider",
-    "Swarm": "skyward.providers.swarm.provider",
 }
 
 __all__ = [
@@ -50,7 +48,6 @@ __all__ = [
     "Local",
     "Provider",
     "Slurm",
-    "Swarm",
     "default",
 ]
 

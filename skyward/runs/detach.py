@@ -52,10 +52,10 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
         return _as_process(launch)
     elsewhere = [use for pool in pools for use in pool.providers if use.name != "Local"]
     for other in elsewhere:
-        if other.name not in ("Docker", "SSH", "Swarm", *_RENTING):
+        if other.name not in ("Docker", "SSH", *_RENTING):
             raise ConfigError(
                 f"{other.where}: a run with a pool of sky.{other.name} cannot be detached; with pools of sky.Local, "
-                "sky.Docker, sky.SSH, sky.Swarm, sky.AWS or sky.GCP it can. Run it without --detach, in a terminal "
+                "sky.Docker, sky.SSH, sky.AWS or sky.GCP it can. Run it without --detach, in a terminal "
                 "that stays (tmux)."
             )
         if other.name != elsewhere[0].name:
@@ -77,9 +77,7 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
 
     if rents:
         return on_machines.on_rented_machines(program, pools, keep_s)
-    if first.name == "SSH":
-        return on_machines.on_first_host(program, on_machines.one_provider(elsewhere))
-    return on_machines.on_manager(program, elsewhere)
+    return on_machines.on_first_host(program, on_machines.one_provider(elsewhere))
 
 
 def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Detached runs on other machines, reached by SSH: the driver is a container on the first host of its pools.
 
-With pools of `sky.Swarm` that host is the manager's machine; rented machines are rented for the run.
+Rented machines are rented for the run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.builder.events import note
 from skyward.builder.sources.declared import ProviderUse
 from skyward.builder.sources.script import DeclaredPool
-from skyward.delivery.deliver import ImageTarget, engine_login
-from skyward.engine import find_engine
+from skyward.delivery.deliver import ImageTarget
 from skyward.errors import ConfigError, SkywardError
 from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator, Nodes
@@ -31,14 +30,13 @@ from skyward.providers import extensions
 from skyward.providers.base import PoolRequest
 from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
 from skyward.records.run import Rental, RunRecord
-from skyward.runs.container import Delivered, Detached, as_container, compiled_for, driver_container, start_driver
+from skyward.runs.container import Delivered, Detached, compiled_for, driver_container, start_driver
 from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
 if TYPE_CHECKING:
     from skyward.providers.cloud.boot import PoolKeys
     from skyward.providers.cloud.provider import CloudProvider
-    from skyward.providers.swarm.provider import Swarm
 
 
 KEEP_S = 3600.0
@@ -56,7 +54,6 @@ mkdir -p "$runs" && mkdir "$runs/$1" && tar -xf - -C "$runs/$1" && cd "$runs/$1"
 _DROP = r"""
 rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
 """
-_LOGIN = "DOCKER_AUTH_CONFIG"
 
 
 def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None = None) -> RunRecord:
@@ -101,43 +98,6 @@ def one_provider(uses: Sequence[ProviderUse]) -> SSH:
         if any(given.get(name) != settings[0].get(name) for name in ("key", "known_hosts")):
             raise ConfigError(f"{use.where}: the pools of a detached run must have the same key= and known_hosts=.")
     return SSH(*dict.fromkeys(host for use in uses for host in use.args), **settings[0])
-
-
-def on_manager(program: Detached, uses: Sequence[ProviderUse]) -> RunRecord:
-    """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
-
-    As `on_first_host`, with uses of sky.Swarm; it also raises ConfigError if the registry requires a login that the
-    driver does not receive.
-    """
-    swarm = _swarm(uses)
-    registry, manager = swarm.registry, swarm.manager.host
-    if registry:
-        _check_login(registry, program.variables)
-    if manager is None:
-        return as_container(program, find_engine(swarm.manager.url), registry=registry)
-    to_registry = ImageTarget(engine=find_engine(), registry=registry) if registry else None
-    machine = SSH(manager.name, key=manager.key, known_hosts=manager.known_hosts)
-    return on_first_host(program, machine, to_registry)
-
-
-def _swarm(uses: Sequence[ProviderUse]) -> Swarm:
-    """Return the one provider of all the pools."""
-    from skyward.providers.swarm.provider import Swarm  # most runs have no swarm
-
-    found = [Swarm(*use.args, **use.kwargs) for use in uses]
-    for use, swarm in zip(uses, found, strict=True):
-        if (swarm.manager, swarm.registry) != (found[0].manager, found[0].registry):
-            raise ConfigError(f"{use.where}: the pools of a detached run must have the same manager and registry=.")
-    return found[0]
-
-
-def _check_login(registry: str, variables: Mapping[str, str]) -> None:
-    if _LOGIN not in variables and engine_login(registry):
-        raise ConfigError(
-            f"The machines of the swarm pull from {registry} with your login, which the driver of a detached run does "
-            f"not get by itself. Put a login for it into {_LOGIN} (the text of a docker config.json, best with a token "
-            f"that may only pull) and give --env {_LOGIN}."
-        )
 
 
 def on_rented_machines(program: Detached, pools: Sequence[DeclaredPool], keep_s: float | None) -> RunRecord:

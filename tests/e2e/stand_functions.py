@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from pathlib import Path
 
 import skyward as sky
 
@@ -46,12 +45,6 @@ def work_once(number: int, seconds: float) -> tuple[int, str]:
 def wait(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
-
-
-@sky.compute
-def task_secret() -> str:
-    """What a task of a swarm has been given by the engine."""
-    return Path("/run/secrets/skyward").read_text()
 
 
 @sky.compute

@@ -1,7 +1,7 @@
-"""Programs of nodes that wait for their pool's client: a task of a swarm, a pod, a job of Slurm.
+"""Programs of nodes that wait for their pool's client: a pod of Kubernetes, a job of Slurm.
 
 Such a program knows where its cluster has placed it, and no other address, so the client connects to it. It listens
-with TLS 1.3, and accepts only the certificate that belongs to its secret: the pool's client. A connection starts with a
+with TLS 1.3, and accepts only the certificate of its pool's client. A connection starts with a
 line: `claim` reserves the task for this client, which then sends the node's settings, including its key; `open ADDRESS`
 connects to one of the runner's sockets. The task ends with its runner, or when no client has come within the lease.
 """
@@ -38,17 +38,14 @@ from skyward.system.process_end import on_signals
 from skyward.wire.frames import dial, tune
 from skyward.wire.tls import Identity, plain_end, splice
 
-TASK_VAR, SLOT_VAR = "SKYWARD_TASK", "SKYWARD_SLOT"
-TASK_SECRET = Path("/run/secrets/skyward")
 POD_VAR, ADDRESS_VAR = "SKYWARD_POD", "SKYWARD_POD_ADDRESS"
 POD_SECRETS, POD_IDENTITY = Path("/run/skyward"), "identity"  # where a pod's Secret is mounted, and the file in it
 SETTINGS, IDENTITY, ADDRESS = "settings.json", "identity.json", "address.json"  # files in a job's folder
 CLAIM, OPEN = "claim", "open"  # first word of a connection
-# requests of the client that has claimed the task: run this node; end, so that the engine restarts it; end permanently
-START, RESTART, STOP = "start", "restart", "stop"
+# requests of the client that has claimed the task: run this node; end
+START, STOP = "start", "stop"
 OUTPUT, EXIT = 0, 1  # kinds of the messages sent to it from then on
 HEADER = struct.Struct("!BI")  # of those messages: kind and length
-EXIT_RESTART = 75  # not 0, so that the engine starts the task again
 _HANDSHAKE_S = 10.0
 _LINE_BYTES = 256
 _FLUSH_S = 2.0
@@ -56,27 +53,9 @@ _PORTS = (20_000, 30_000)  # below the kernel's ephemeral ports
 
 
 def main() -> int:
-    """Run the program named by the first argument; return the exit status of the node, 0 if it ended as it should.
-
-    A task's engine starts it again unless the status is 0.
-    """
+    """Run the program named by the first argument; return the exit status of the node, 0 if it ended as it should."""
     what, *words = sys.argv[1:]
-    return run_job(Path(words[0])) if what == "job" else run_pod() if what == "pod" else run_task()
-
-
-def run_task() -> int:
-    """Run a task of a swarm, which listens at its machine's address in the swarm."""
-    _leave_root()
-    settings = json.loads(os.environ[TASK_VAR])
-    if not settings["gains_privileges"]:
-        gain_no_privileges()
-    slot = int(os.environ[SLOT_VAR])
-    try:
-        identity = Identity(**json.loads(TASK_SECRET.read_text()))
-        listener = listen_at(local_address(settings["managers"]), ports(settings["pool"], slot))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return _refuse(f"The task for slot {slot} of pool {settings['pool']}", error)
-    return Task(listener, identity, float(settings["lease_s"])).run()
+    return run_job(Path(words[0])) if what == "job" else run_pod()
 
 
 def run_pod() -> int:
@@ -141,15 +120,15 @@ def ports(pool: str, slot: int) -> tuple[int, ...]:
     return tuple(first + int.from_bytes(digest[at : at + 4]) % (after - first) for at in range(0, 16, 4))
 
 
-def local_address(managers: list[str]) -> str:
-    """Return the machine's address in the network through which it reaches a manager of its swarm.
+def local_address(controllers: list[str]) -> str:
+    """Return the machine's address in the network through which it reaches a controller of its cluster.
 
     Raises:
-        OSError: no manager can be reached.
+        OSError: no controller can be reached.
     """
-    failure = OSError("no manager of the swarm is known")
-    for manager in managers:
-        host, _, port = manager.rpartition(":")
+    failure = OSError("no controller of the cluster is known")
+    for controller in controllers:
+        host, _, port = controller.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing; the kernel picks the address
             try:
@@ -248,9 +227,7 @@ class Task:
 
     def _run_node(self, start: Start, run_dir: Path) -> int:
         """Run the runner to its end; return 0 if it ended as it should."""
-        environment = {name: value for name, value in os.environ.items() if name not in (TASK_VAR, SLOT_VAR)}
-        environment |= gpus(environment)
-        runner = start_runner(start.order, run_dir, environment, self._channel.hex(), subprocess.PIPE)
+        runner = start_runner(start.order, run_dir, dict(os.environ), self._channel.hex(), subprocess.PIPE)
         with self._lock:
             self._run_dir, self._runner = run_dir, runner
         ends = self._requested_ends()  # those requested before there was a runner
@@ -273,7 +250,7 @@ class Task:
         return tuple(event for event in events if isinstance(event, End))
 
     def _forward_output(self, runner: subprocess.Popen[bytes], client: socket.socket) -> None:
-        """Pass the runner's output on to the client while it is connected, and to the service's log."""
+        """Pass the runner's output on to the client while it is connected, and to the log."""
         assert runner.stdout
         while data := os.read(runner.stdout.fileno(), 1 << 16):
             _write(data)
@@ -293,7 +270,7 @@ class Task:
             connection.join(max(0.0, deadline - time.monotonic()))
 
     def _on_signal(self, number: int) -> None:
-        """Pass the signal on to the runner; without one, end the task with status 0, so that it is not restarted."""
+        """Pass the signal on to the runner; without one, end the task with status 0."""
         with self._lock:
             runner = self._runner
         if runner is None:
@@ -374,8 +351,8 @@ class Task:
         """Carry out a request on a `claim` connection."""
         if request["do"] == START and not busy:
             self._events.put(Start(client, request))
-        elif request["do"] in (RESTART, STOP):
-            self._events.put(End(EXIT_RESTART if request["do"] == RESTART else 0))
+        elif request["do"] == STOP:
+            self._events.put(End(0))
             if self._runner is not None:
                 kill_group(self._runner)
 
@@ -405,16 +382,8 @@ def keep_alive(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return CUDA's variable for the GPUs that the engine has reserved for this task, if it names them."""
-    for name, value in environment.items():
-        if name.startswith("DOCKER_RESOURCE_") and value.startswith("GPU-"):
-            return {"CUDA_VISIBLE_DEVICES": value}
-    return {}
-
-
 def _log(text: str) -> None:
-    """Write a line to the service's log."""
+    """Write a line to the log."""
     _write(f"skyward: {text}\n".encode(errors="replace"))
 
 

@@ -30,7 +30,7 @@ class NotCleanError(Exception):
     """Something left behind by a client cannot be removed; the message names it."""
 
 
-_PORTS = (10_000, 20_000)  # below the kernel's ephemeral ports and those of Swarm tasks
+_PORTS = (10_000, 20_000)  # below the kernel's ephemeral ports
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PROC = Path("/proc")

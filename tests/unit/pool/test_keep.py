@@ -48,7 +48,6 @@ def test_keep_without_a_name_is_refused() -> None:
     ("provider", "why"),
     [
         (sky.AWS("eu-west-1"), "sky.AWS keeps none"),
-        (sky.Swarm("ssh://manager"), "sky.Swarm keeps none"),
         ([sky.Local(), sky.Docker()], "take one provider"),
     ],
 )

@@ -120,14 +120,14 @@ def test_a_function_ranks() -> None:
 def test_terms_are_for_those_that_rent() -> None:
     """They reach these and leave the others alone; where nobody rents they are refused."""
     renting = Renting("a")
-    sky.ComputePool([sky.Local(), sky.Swarm("unix:///engine"), renting], machine="m1", max_hourly_cost=5)
+    sky.ComputePool([sky.Local(), sky.Docker(), renting], machine="m1", max_hourly_cost=5)
     (request,) = renting.requests
     assert (request.machine, request.max_hourly_cost, request.lease_s) == ("m1", 5, 300.0)
     with pytest.raises(ConfigError, match="max_hourly_cost= is for providers of rented machines"):
         sky.ComputePool([sky.Local(), sky.Docker()], max_hourly_cost=1.0)
 
 
-@pytest.mark.parametrize("other", [sky.Swarm("unix:///engine"), sky.Docker(), sky.Local()])
+@pytest.mark.parametrize("other", [sky.Docker(), sky.Local()])
 def test_a_cloud_can_be_listed_with_what_rents_nothing(other: sky.providers.Provider) -> None:
     """A budget limits the cloud and is no error for the other."""
     pool = sky.ComputePool([sky.AWS("us-east-1"), other], max_hourly_cost=5)

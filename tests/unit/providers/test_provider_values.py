@@ -21,8 +21,6 @@ from skyward.providers.base import Provider
         (lambda: sky.SSH("a", user="app"), {"hosts": ("c",)}, lambda: _ssh("c")),
         (lambda: sky.SSH("a"), {"user": "app"}, lambda: _ssh("a")),
         (lambda: sky.Docker(privileges=["sys_ptrace"]), {"user": "7"}, lambda: _docker()),
-        (lambda: sky.Swarm("ssh://u@m"), {"registry": "r/x"}, lambda: sky.Swarm("ssh://u@m", registry="r/x")),
-        (lambda: sky.Swarm("unix:///a"), {"engine": "unix:///b"}, lambda: sky.Swarm("unix:///b")),
         (lambda: sky.Slurm("u@login", qos="q"), {"partition": "p"}, lambda: _slurm("u@login")),
         (lambda: sky.Slurm("u@old", qos="q", partition="p"), {"login": "u@login"}, lambda: _slurm("u@login")),
         (lambda: sky.Kubernetes("c", user="7"), {"registry": "r/x"}, lambda: _kubernetes("c")),
@@ -33,8 +31,6 @@ from skyward.providers.base import Provider
         "ssh hosts",
         "ssh user",
         "docker",
-        "swarm",
-        "swarm engine",
         "slurm",
         "slurm login",
         "kube",
@@ -75,7 +71,7 @@ def test_a_key_of_another_value_is_kept_and_can_be_changed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "provider",
-    [sky.SSH("a"), sky.Docker(), sky.Swarm("unix:///a"), sky.Slurm(), sky.Kubernetes()],
+    [sky.SSH("a"), sky.Docker(), sky.Slurm(), sky.Kubernetes()],
     ids=lambda provider: type(provider).__name__,
 )
 def test_a_wrong_change_is_refused(provider: Any) -> None:

@@ -76,7 +76,7 @@ def test_an_installed_package_adds_a_provider(shelf: Path) -> None:
 def test_built_in_providers_are_there_too() -> None:
     """Under the names that `sky` has for them."""
     assert sky.providers.Local is sky.Local
-    assert {"AWS", "Compose", "Docker", "Local", "SSH", "Swarm"} <= set(extensions().names())
+    assert {"AWS", "Compose", "Docker", "Local", "SSH"} <= set(extensions().names())
     assert extensions().load("Docker") is sky.Docker
 
 

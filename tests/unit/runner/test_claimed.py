@@ -1,11 +1,10 @@
-"""The program of a Swarm task by itself: whom it accepts, what node it becomes, how it ends."""
+"""The program of a pod by itself: whom it accepts, what node it becomes, how it ends."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import signal
 import socket
 import ssl
 import subprocess
@@ -21,7 +20,7 @@ from skyward.model.instance import ANNOUNCEMENT, InstanceInfo
 from skyward.nodes.claimed import identities
 from skyward.nodes.node import parse_announcement
 from skyward.runner.config import RunnerSettings
-from skyward.runner.entry.claimed import EXIT, EXIT_RESTART, HEADER, OUTPUT, ports
+from skyward.runner.entry.claimed import EXIT, HEADER, OUTPUT, ports
 from skyward.wire.handshake import agent_endpoint, connect, new_key
 from skyward.wire.tls import Identity, plain_end
 
@@ -30,8 +29,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from skyward.runner.entry import claimed
-claimed.TASK_SECRET = Path(sys.argv[1])
-sys.exit(claimed.run_task())
+claimed.POD_SECRETS = Path(sys.argv[1])
+sys.exit(claimed.run_pod())
 """
 
 
@@ -85,14 +84,14 @@ class Client:
 @pytest.fixture(scope="module")
 def pool() -> tuple[Identity, Identity]:
     """The identities of a pool: the client's and the nodes'."""
-    (client, *_), (node, *_) = identities("Swarm", POOL, 1)
+    (client, *_), (node, *_) = identities("Kubernetes", POOL, 1)
     return client, node
 
 
 @pytest.fixture
 def start(tmp_path: Path, pool: tuple[Identity, Identity]) -> Iterator[Start]:
     """Start a task's program; it is killed at the end of the test."""
-    secret = tmp_path / "secret"
+    secret = tmp_path / "identity"
     secret.write_text(json.dumps(asdict(pool[1])))
     started = []
 
@@ -100,12 +99,13 @@ def start(tmp_path: Path, pool: tuple[Identity, Identity]) -> Iterator[Start]:
         settings = {
             "pool": POOL,
             "lease_s": lease_s,
-            "managers": ["127.0.0.1:2377"],
+            "number": 3,
+            "inside": False,
             "gains_privileges": False,
         }
-        own = {"SKYWARD_TASK": json.dumps(settings), "SKYWARD_SLOT": "3"}
+        own = {"SKYWARD_POD": json.dumps(settings), "SKYWARD_POD_ADDRESS": "127.0.0.1"}
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(secret)],
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -138,7 +138,7 @@ def heard(session: socket.socket) -> Iterator[tuple[int, bytes]]:
 
 
 def test_a_task_becomes_the_node_that_its_client_wants(start: Start, pool: tuple[Identity, Identity]) -> None:
-    """The runner announces itself, is reached through TLS, and ends when it is asked to: status 0, at once."""
+    """The runner announces itself, is reached through TLS, and ends when it is asked to, with status 0."""
     task, client = start(), Client(pool[0])
     session, greeting = client.claim()
     assert greeting["busy"] is False
@@ -155,8 +155,8 @@ def test_a_task_becomes_the_node_that_its_client_wants(start: Start, pool: tuple
     tls = client.connect(f"open {announced.agent}")
     assert tls.recv(3) == b"ok\n"
     agent = connect(plain_end(tls, "agent"), KEY, agent_endpoint(2), pool[1].end_point)
-    task.send_signal(signal.SIGTERM)
-    assert [(kind, json.loads(data)) for kind, data in news if kind == EXIT] == [(EXIT, {"code": 0})]
+    session.sendall(b'{"do": "stop"}\n')
+    assert EXIT in [kind for kind, _ in news]
     agent.close()
     assert task.wait(WAIT_S) == 0
     session.close()
@@ -166,7 +166,7 @@ def test_a_task_accepts_nobody_without_the_pools_certificate(start: Start, pool:
     """One that another authority made, and none at all: the connection ends before anything of it is read."""
     task = start()
     session, _ = Client(pool[0]).claim()
-    stranger = identities("Swarm", "another", 1)[0][0]
+    stranger = identities("Kubernetes", "another", 1)[0][0]
     for identity in (Identity(stranger.certificate, stranger.private_key, peer=pool[0].peer), None):
         context = identity.context(server=False) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if identity is None:
@@ -189,7 +189,7 @@ def test_a_client_knows_a_task_of_another_pool(start: Start, pool: tuple[Identit
     session, _ = Client(pool[0]).claim()
     session.close()
     with pytest.raises(ssl.SSLCertVerificationError):
-        Client(identities("Swarm", "another", 1)[0][0]).connect("claim")
+        Client(identities("Kubernetes", "another", 1)[0][0]).connect("claim")
 
 
 def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, Identity]) -> None:
@@ -206,7 +206,7 @@ def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, 
 
 
 def test_a_task_ends_when_no_client_has_come_for_its_lease(start: Start) -> None:
-    """With status 0: the engine is to start no other for it."""
+    """With status 0, and a line."""
     task = start(lease_s=0.2)
     assert task.wait(WAIT_S) == 0
     assert task.stdout
@@ -221,26 +221,8 @@ def test_a_task_ends_when_its_client_has_been_gone_for_the_lease(start: Start, p
     assert task.wait(WAIT_S) == 0
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_task_told_to_restart_exits_with_a_status_other_than_0(
-    start: Start, pool: tuple[Identity, Identity], *, busy: bool
-) -> None:
-    """Whether the client that has claimed it says so, or one that comes anew because its connection broke."""
-    task, client = start(), Client(pool[0])
-    session, _ = client.claim()
-    if busy:
-        session.sendall(order())
-        next(heard(session))  # its runner is at work
-        last, session = session, client.claim()[0]
-    session.sendall(b'{"do": "restart"}\n')
-    assert task.wait(WAIT_S) == EXIT_RESTART
-    session.close()
-    if busy:
-        last.close()
-
-
 def test_a_task_told_to_stop_exits_with_status_0(start: Start, pool: tuple[Identity, Identity]) -> None:
-    """So that the engine starts no other for it."""
+    """Before it has become a node as well."""
     task = start()
     session, _ = Client(pool[0]).claim()
     session.sendall(b'{"do": "stop"}\n')

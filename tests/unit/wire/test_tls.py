@@ -20,7 +20,7 @@ BIG = os.urandom(1 << 20) * 8
 @pytest.fixture(scope="module")
 def known() -> tuple[Identity, Identity]:
     """A client's identity and that of its nodes."""
-    (client, *_), (node, *_) = identities("Swarm", "cafe1234", 1)
+    (client, *_), (node, *_) = identities("Slurm", "cafe1234", 1)
     return client, node
 
 
