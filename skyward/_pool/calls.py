@@ -115,9 +115,9 @@ class CallRunner:
         )
         if journal is not None:
             return journal.run(plain, known if several else [(item,) for item in known], sending)
-        # The calls of a batch have one argument, no time limit and no retries, and their results are unpickled here.
+        # The calls of a batch have one argument, no time limit and no retries.
         limited = timeout is not None or self.default_timeout_s is not None
-        alone = several or limited or retries or self.functions.only_data
+        alone = several or limited or retries
         if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
             return BatchedMap(known, slots, sending).run()
         return self._run_all(list(map(single, range(len(known)))), counted=True)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from skyward.providers.fallback import Selection
 
 Display = Literal["auto", "quiet"]
-Results = Literal["any", "data"]
 N = TypeVar("N", bound=float | None)
 L = TypeVar("L", bound=str)
 C = TypeVar("C", bound=Callable[..., None])
@@ -63,7 +62,6 @@ class PoolConfig:
     provision_timeout_s: float
     default_timeout_s: float | None
     display: Display
-    results: Results = "any"
     name: str | None = None
     keep_s: float | None = None
     share: bool = True
@@ -77,14 +75,6 @@ class PoolConfig:
                 "node several processes that share one rank. Use Worker(per_node=...), which gives each its own, or "
                 "threads."
             )
-        if self.results == "data" and self.plugins:
-            from skyward.plugins.base import SERVERS
-
-            if names := [p.name for p in self.plugins if p.name in SERVERS]:
-                raise ConfigError(
-                    f"results='data' runs no code of nodes here, and the client of the plugin {names[0]!r} unpickles "
-                    "what they send. Leave one of them out."
-                )
         if self.volumes and self.provider.name == "docker" and ENV_VAR not in os.environ:  # see image_of
             from skyward.plugins._volumes import require_login
 

@@ -221,20 +221,18 @@ class JournaledMap:
     Attributes:
         journal: the path of the journal.
         image: identity of the image that nodes run.
-        only_data: whether the pool reads results as data only.
         tell: prints a permanent line.
     """
 
     journal: str | Path
     image: str
-    only_data: bool
     tell: Callable[[str], None]
 
     @classmethod
     def of(cls, journal: str | Path, image: str | None, pool: PoolConfig, progress: Progress) -> JournaledMap:
         """Return a map for a pool with this image; without an image, provider and Python version are its identity."""
         python = f"{pool.provider.name}, Python {sys.version_info.major}.{sys.version_info.minor}"
-        return cls(journal, image or python, pool.results == "data", progress.tell)
+        return cls(journal, image or python, progress.tell)
 
     def run(self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending) -> list[Any]:
         """Run the calls whose results are missing, and return the results of all calls in order.
@@ -255,7 +253,7 @@ class JournaledMap:
             raise ConfigError(f"journal= keeps results; {name}() is a generator function. Let it return a list.")
         with ResultJournal(self.journal) as journal:
             keys = self._keys(fn, name, calls)
-            kept = [self._kept(journal, key) for key in keys]
+            kept = [journal.load(key) for key in keys]
             missing = [index for index, parts in enumerate(kept) if parts is None]
             if keys and (said := self._said(journal, keys[0], len(keys), len(missing))):
                 self.tell(said)
@@ -272,17 +270,9 @@ class JournaledMap:
             seen[digest] += 1
         return keys
 
-    def _kept(self, journal: ResultJournal, key: ResultKey) -> tuple[bool, list[bytearray]] | None:
-        """Return whether a saved result is data only, and its pickled parts; None if there is no usable result."""
-        is_data = journal.is_data(key)
-        if is_data is None or (self.only_data and not is_data):
-            return None
-        parts = journal.load(key)
-        return None if parts is None else (is_data, parts)
-
-    def _value(self, kept: tuple[bool, list[bytearray]], name: str) -> Any:
-        is_data, (data, *buffers) = kept
-        return payload.loads(data, buffers, what=f"A result of {name}() in {self.journal}", only_data=is_data)
+    def _value(self, parts: list[bytearray], name: str) -> Any:
+        data, *buffers = parts
+        return payload.loads(data, buffers, what=f"A result of {name}() in {self.journal}")
 
     def _compute(
         self, journal: ResultJournal, keys: Sequence[ResultKey], missing: Sequence[int], sending: Sending
@@ -317,7 +307,7 @@ class JournaledMap:
             raise ConfigError(f"journal= keeps results; {key.function}() returned an iterator. Let it return a list.")
         body = memoryview(task.frame.head)[RESULT_HEAD.size :]
         with uninterrupted:
-            journal.keep(key, [body, *task.frame.buffers], only_data=self.only_data)
+            journal.keep(key, [body, *task.frame.buffers])
 
     def _said(self, journal: ResultJournal, key: ResultKey, items: int, missing: int) -> str:
         """Return the message about a journal's earlier results and those not used; "" if there are none."""

@@ -18,7 +18,7 @@ from skyward._pool.calls import CallRunner
 from skyward._pool.code.functions import Functions
 from skyward._pool.code.shared_arguments import SharedArguments
 from skyward._pool.collective.worker_group import WorkerGroup
-from skyward._pool.config import Display, PoolConfig, Results
+from skyward._pool.config import Display, PoolConfig
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.display import follow_cells
@@ -98,9 +98,6 @@ class ComputePool(Facts, CallsOnly):
         checkpoints: directory on this machine for what functions commit with `sky.checkpoint`, also read by later
             programs that use the same directory; None for the directory of this program's run.
         display: "auto" shows progress and the nodes' output, "quiet" neither.
-        results: "any" accepts whatever nodes return, and unpickling it may run their code here. "data" runs no such
-            code: values may be built-in ones, arrays, frames, tensors in main memory, and this program's own
-            dataclasses, named tuples and enumerations; exceptions arrive as text, in a `RemoteError`. See SECURITY.md.
         name: name under which the nodes can be kept for this user's next client that opens a pool of that name.
         keep: seconds, or "30m" or "2h", that the nodes wait for that client after the block; None to end them.
         share: whether to wait while another client uses the pool; False raises a PoolError instead.
@@ -141,7 +138,6 @@ class ComputePool(Facts, CallsOnly):
         default_compute_timeout: float | None = None,
         checkpoints: str | Path | None = None,
         display: Display = "auto",
-        results: Results = "any",
         name: str | None = None,
         keep: str | float | None = None,
         share: bool = True,
@@ -168,7 +164,6 @@ class ComputePool(Facts, CallsOnly):
             default_timeout_s=config.positive("default_compute_timeout", default_compute_timeout),
             checkpoints=config.folder_of("checkpoints", checkpoints),
             display=config.one_of("display", display, "auto", "quiet"),
-            results=config.one_of("results", results, "any", "data"),
             name=config.name_of(name, keep),
             keep_s=config.seconds_of("keep", keep),
             share=share,
@@ -280,7 +275,7 @@ class ComputePool(Facts, CallsOnly):
         self._calls = CallRunner(
             ranks=self._ranks,
             default_timeout_s=settings.default_timeout_s,
-            functions=Functions(only_data=settings.results == "data", tell=progress.tell),
+            functions=Functions(tell=progress.tell),
             dispatcher=self._dispatcher,
             group=self._group,
             clock=self._clock,

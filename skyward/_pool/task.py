@@ -23,7 +23,7 @@ from skyward.system import SimpleQueue, threading
 from skyward.wire import payload
 from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Buffer, Frame
-from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, NO_CALL, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, NO_CALL, RESULT_HEAD, WANT_STARTED, Kind
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -114,7 +114,7 @@ class Task:
     def call_frame(self) -> Frame:
         """Return the message that makes a worker run this call."""
         flags = (WANT_STARTED if self.timeout is not None else 0) | (EVERYWHERE if self.pin is not None else 0)
-        flags |= (ONLY_DATA if self.function.only_data else 0) | (BATCH if self.is_batch else 0)
+        flags |= BATCH if self.is_batch else 0
         return Frame(Kind.CALL, self.id, CALL_HEAD.pack(self.function.number, flags) + self.data, self.buffers)
 
     def resolve(
@@ -197,12 +197,12 @@ class Task:
     def read(self, data: Buffer, buffers: Sequence[Buffer], what: str) -> Any:
         """Unpickle data from the function; `what` describes it at the start of error messages."""
         what = f"{what} of {self.function.name}()"
-        return payload.loads(data, buffers, what=what, only_data=self.function.only_data)
+        return payload.loads(data, buffers, what=what)
 
     def remote_error(self, frame: Frame) -> BaseException:
         """Return the exception raised by the user's code, with a note that names function and place."""
         dumped = bytes(memoryview(frame.head)[RESULT_HEAD.size :])
-        error = payload.load_exception(dumped, only_data=self.function.only_data)
+        error = payload.load_exception(dumped)
         if self.cell is not None and isinstance(error.__cause__, RemoteTraceback):
             error.__cause__.args = tuple(map(name_cells, error.__cause__.args))
         file = OSError.filename.__get__(error) if isinstance(error, FileNotFoundError) else None

@@ -189,7 +189,7 @@ class Terminal:
                 )
             else:
                 _write(f"{use.name} ")
-            use.answer(**({"source": _source()} if use.wants_source and not use.task.function.only_data else {}))
+            use.answer(**({"source": _source()} if use.wants_source else {}))
         while use.texts:
             _write(use.texts.popleft())
         if self._interrupts:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from skyward._pool.config import Display, Results
+from skyward._pool.config import Display
 from skyward._pool.pool import ComputePool
 from skyward.model.image import Image
 from skyward.model.spec import Accelerator, Nodes, Volume, Worker
@@ -48,7 +48,6 @@ class PoolSettings(TypedDict, total=False):
     keep: str | float | None
     share: bool
     display: Display
-    results: Results
 
 
 class JoblibSettings(PoolSettings, total=False):

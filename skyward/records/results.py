@@ -65,7 +65,6 @@ class ResultKey:
 class _Record:
     start: int  # of its content
     sizes: tuple[int, ...]
-    only_data: bool
 
 
 class ResultJournal:
@@ -115,11 +114,6 @@ class ResultJournal:
         """Keys of all results in the file."""
         return tuple(self._records)
 
-    def is_data(self, key: ResultKey) -> bool | None:
-        """Return whether a result was made as data only; None if there is no such result."""
-        record = self._records.get(key)
-        return None if record is None else record.only_data
-
     def load(self, key: ResultKey) -> list[bytearray] | None:
         """Return the parts of a result as passed to `keep`; None if there is no such result or it is damaged.
 
@@ -143,7 +137,7 @@ class ResultJournal:
             raise self._problem("read", error) from error
         return parts if found.digest() == expected else None
 
-    def keep(self, key: ResultKey, parts: Sequence[Buffer], *, only_data: bool) -> None:
+    def keep(self, key: ResultKey, parts: Sequence[Buffer]) -> None:
         """Append a result.
 
         Raises:
@@ -151,7 +145,7 @@ class ResultJournal:
         """
         sizes = [memoryview(part).nbytes for part in parts]
         described = {name: getattr(key, name) for name in ("function", "code", "image", "arguments", "occurrence")}
-        text = json.dumps({**described, "sizes": sizes, "data": only_data}, separators=(",", ":")).encode()
+        text = json.dumps({**described, "sizes": sizes}, separators=(",", ":")).encode()
         head = _PREFIX.pack(_MARK, len(text), sum(sizes)) + text
         content = self._checksum()
         for part in parts:
@@ -163,7 +157,7 @@ class ResultJournal:
         except OSError as error:
             self._cut_to(start)
             raise self._problem("written", error) from error
-        self._records[key] = _Record(start + len(head) + _SUM, tuple(sizes), only_data)
+        self._records[key] = _Record(start + len(head) + _SUM, tuple(sizes))
 
     def close(self) -> None:
         """Force everything to disk and close the file, so that others can use it. Repeated calls do nothing.
@@ -249,8 +243,8 @@ class ResultJournal:
         if self._checksum(prefix + text[:head_size]).digest() != text[head_size:]:
             return None
         fields = json.loads(text[:head_size])
-        sizes, only_data = tuple(fields.pop("sizes")), fields.pop("data")
-        self._records[ResultKey(**fields)] = _Record(start, sizes, only_data)
+        sizes = tuple(fields.pop("sizes"))
+        self._records[ResultKey(**fields)] = _Record(start, sizes)
         return int(start + content_size + _SUM)
 
     def _next_mark(self, position: int, size: int) -> int:

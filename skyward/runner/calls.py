@@ -24,7 +24,7 @@ from skyward.system import threading, time
 from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker
 from skyward.wire.frames import Frame
-from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
+from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
 
 _OLD_FUNCTIONS = 32  # for calls of other slots: calls begin in the order in which they were sent
 _BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
@@ -142,9 +142,9 @@ class Calls:
                 if isinstance(value, types.CoroutineType):
                     value = run_coroutine(value)
                 if isinstance(value, types.GeneratorType):
-                    dumps = partial(_dumps, what=_ITEM, fn=fn, flags=flags)
+                    dumps = partial(payload.dumps, what=_ITEM)
                     return self._stream(frame.id, value, slot, send, dumps)
-                data, buffers = _dumps(value, "The result", fn, flags)
+                data, buffers = payload.dumps(value, what="The result")
                 end_child()
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
         except Interrupted:
@@ -171,7 +171,7 @@ class Calls:
                     if isinstance(value, types.CoroutineType):
                         value = run_coroutine(value)
                     elif index == 0:
-                        return self._stream(call, value, slot, send, partial(_dumps, what=_ITEM, fn=fn, flags=0))
+                        return self._stream(call, value, slot, send, partial(payload.dumps, what=_ITEM))
                     else:
                         break  # earlier results are sent first: the item will come again, as the first of its call
                 end_child()
@@ -260,15 +260,6 @@ class Calls:
             items.close()
         end_child()
         return Frame(Kind.END, call, RESULT_HEAD.pack(time.perf_counter() - start))
-
-
-def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[bytes, list[memoryview]]:
-    """Pickle a result or an item in the format that the client reads."""
-    if not flags & ONLY_DATA:
-        return payload.dumps(value, what=what)
-    from skyward.wire.data import Pickler
-
-    return payload.dumps(value, what=f"{what} of {getattr(fn, '__name__', 'a function')}()", pickler=Pickler)
 
 
 def failure(call: int, error: BaseException, start: float) -> Frame:

@@ -17,21 +17,14 @@ from types import FunctionType, MemberDescriptorType, TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from skyward.errors import (
-    ConfigError,
-    PluginError,
     RemoteError,
     RemoteTraceback,
-    SerializationError,
     SkywardError,
-    WireError,
 )
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
 _LONGEST = 200_000  # maximum number of characters sent of a string
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
-_FROM_TEXT: dict[str, type[Exception]] = {  # created from a string alone
-    f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
-}
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _OURS = tuple(f"{_PACKAGE}{part}{os.sep}" for part in ("runner", "wire"))  # frames outside the user's code
 _BUILT_IN = vars(BaseException)  # its own attributes, even if a class overrides them
@@ -97,16 +90,6 @@ class Record(NamedTuple):
                 "A function ends by returning or by raising an ordinary exception."
             )
         error = RemoteError(message, type_name=self.type_name, traceback=self.trace)
-        self.complete(error)
-        return error
-
-    def as_text(self) -> BaseException:
-        """Return the replacement if exceptions are sent as text: a known skyward error, else a `RemoteError`."""
-        kind = _FROM_TEXT.get(self.type_name)
-        if kind is None or not self.ordinary:
-            reasons = ["the pool has results='data'", *([self.problem] if self.problem else [])]
-            return self._replace(problem="; ".join(reasons)).as_remote_error()
-        error = kind(self.text)
         self.complete(error)
         return error
 

@@ -87,9 +87,9 @@ class Kind(IntEnum):
 NO_CALL = 0
 CALL_HEAD = struct.Struct("<IB")  # number of the function, flags
 RESULT_HEAD = struct.Struct("<d")  # seconds the call ran
-# flags of a CALL: send STARTED; all ranks have been sent this call; send only data, as `data.Pickler` writes it; it is
+# flags of a CALL: send STARTED; all ranks have been sent this call; it is
 # several calls, run as far as time permits
-WANT_STARTED, EVERYWHERE, ONLY_DATA, BATCH = 1, 2, 4, 8
+WANT_STARTED, EVERYWHERE, BATCH = 1, 2, 4
 
 STDOUT, STDERR = 1, 2
 

@@ -17,7 +17,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, NoneType
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import cloudpickle
 
@@ -34,16 +34,7 @@ _ARRAYS = frozenset({"ndarray", "memmap"})  # numpy pickles them as writable unl
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one is sent as text
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
-REMEDY = (
-    "A pool with results='data' takes built-in values, arrays of numpy and pandas, tensors of PyTorch, dataclasses, "
-    "named tuples and enumerations that this program has itself. Convert it on the node, or open the pool with "
-    "results='any' if its nodes may run code here."
-)
 Buffer = bytes | bytearray | memoryview
-
-
-class NotDataError(ValueError):
-    """A value is not data; the text completes "The result of f() holds ..."."""
 
 
 class Conceals(Protocol):
@@ -162,8 +153,6 @@ def dumps(
 
     try:
         pickler(file, 5, in_band).dump(obj)
-    except NotDataError as error:
-        raise SerializationError(f"{what} holds {error}. {REMEDY}") from error
     except Exception as error:  # reducers are foreign code and may raise anything
         raise reasons.unpicklable(what, obj, error, _pickle) from reasons.cause_of(error)
     return file.head(), file.large + buffers
@@ -229,27 +218,22 @@ def _pickle(obj: object) -> bytes:
     return file.getvalue()
 
 
-def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload", only_data: bool = False) -> Any:
+def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload") -> Any:
     """Unpickle the result of `dumps`. The value uses the memory of `buffers`: arrays are writable if the buffers are.
 
-    Errors call the object `what`, which starts a sentence. `only_data`: accept only what `data.Pickler` has written,
-    and run no code, whoever has written it.
+    Errors call the object `what`, which starts a sentence.
 
     Raises:
-        SerializationError: it cannot be unpickled here, usually because a module is missing; or it is not only data.
+        SerializationError: it cannot be unpickled here, usually because a module is missing.
     """
     pause = len(data) >= _GC_PAUSE and gc.isenabled()
     try:
         if pause:
             gc.disable()
-        if only_data:
-            return _load_data(data, buffers)
         if _is_split(data):
             file, rest = _joined(data, buffers)
             return pickle.Unpickler(file, buffers=rest).load()
         return pickle.loads(data, buffers=buffers)
-    except NotDataError as error:
-        raise SerializationError(f"{what} holds {error}. {REMEDY}") from error
     except ModuleNotFoundError as error:
         raise SerializationError(reasons.missing_module(what, error)) from error
     except (exceptions.Stopping, KeyboardInterrupt):
@@ -259,15 +243,6 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
     finally:
         if pause:
             gc.enable()
-
-
-def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
-    try:
-        return _load_built_in(data, buffers)
-    except _NamesError:
-        from skyward.wire.data import load  # its imports take longer than most results
-
-        return load(data, buffers)
 
 
 # exceptions -----------------------------------------------------------------------------------------------------------
@@ -306,15 +281,12 @@ def _pickled(error: BaseException, record: exceptions.Record) -> bytes:
     return data
 
 
-def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
+def load_exception(data: Buffer) -> BaseException:
     """Return the exception passed to `dump_exception`, with its remote traceback as its cause.
 
     If the exception cannot be rebuilt, return a `RemoteError` with the name of its type, its text and its traceback.
-    `only_data` unpickles none, and rebuilds only skyward's own, from their texts.
     """
     record = load_record(data)
-    if only_data:
-        return record.as_text()
     if record.data is None:
         return record.as_remote_error()
     try:
@@ -359,8 +331,8 @@ class _NamesError(ValueError):
     """A pickle refers to something that is not a built-in value."""
 
 
-def _load_built_in(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
-    """Return the value of a pickle of built-in values only, at full speed; for others, such as arrays, see `data`.
+def _load_built_in(data: Buffer) -> Any:
+    """Return the value of a pickle of built-in values only, at full speed.
 
     Nothing that a pickle names is looked up, so there is nothing that it could call.
 
@@ -369,8 +341,7 @@ def _load_built_in(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
         Exception: it is damaged.
     """
     copyreg.clear_extension_cache()  # the only way from a pickle to an object that bypasses `find_class`
-    file, rest = opened(data, buffers)
-    return _Unpickler(file, buffers=rest).load()
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -429,11 +400,6 @@ def _joined(head: Buffer, buffers: Sequence[Buffer]) -> tuple[io.BufferedReader,
         parts += [view[start : body + place], memoryview(buffers[index]).cast("B")]
         start = body + place
     return io.BufferedReader(_Parts([*parts, view[start:]])), buffers[count:]
-
-
-def opened(data: Buffer, buffers: Sequence[Buffer]) -> tuple[BinaryIO, Sequence[Buffer]]:
-    """Return a file that reads like the whole pickle, and the separate buffers."""
-    return _joined(data, buffers) if _is_split(data) else (io.BytesIO(data), buffers)
 
 
 class _Parts(io.RawIOBase):

@@ -163,20 +163,6 @@ def test_two_maps_at_once_do_not_share_a_journal(tmp_path: Path, local: sky.Comp
     assert _calls(tmp_path) == []
 
 
-def test_results_that_may_be_code_are_not_read_by_a_pool_that_reads_data_only(
-    tmp_path: Path, local: sky.ComputePool
-) -> None:
-    """And the other way round they are."""
-    items = [(str(tmp_path), item) for item in range(4)]
-    local.map(double, items[:2], journal=tmp_path / "j")
-    with sky.ComputePool(sky.Local(), results="data") as pool:
-        assert pool.map(double, items, journal=tmp_path / "j") == [0, 2, 4, 6]
-    assert len(_calls(tmp_path)) == 6
-
-    assert local.map(double, items, journal=tmp_path / "j") == [0, 2, 4, 6]
-    assert len(_calls(tmp_path)) == 6
-
-
 def test_results_of_another_image_or_function_are_not_used(tmp_path: Path, local: sky.ComputePool) -> None:
     """An interpreter of this machine is another place than an image."""
     journal = tmp_path / "j"

@@ -60,7 +60,6 @@ TORCH = sky.plugins.torch()
         ({"concurrency": 0}, r"at least 1; found 0"),
         ({"concurrency": "2"}, r"at least 1; found '2'"),
         ({"display": "none"}, r"'auto' or 'quiet'; found 'none'"),
-        ({"results": "json"}, r"'any' or 'data'; found 'json'"),
         ({"name": "a/b"}, r"a letter or digit first; found 'a/b'"),
         ({"keep": "30m"}, r"give name= as well"),
         ({"name": "x", "keep": "forever"}, r"such as '90s', '30m' or '2h'; found 'forever'"),

@@ -53,7 +53,6 @@ class Function:
     bundle: CodeBundle | None = field(repr=False)
     env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
     collective: bool = False  # whether its ranks form one group when it is called on every node
-    only_data: bool = False  # whether its results are read as data only, and its exceptions as text
     latest: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     replaces: int = 0
 
@@ -76,13 +75,12 @@ class Functions:
     Equal content is sent once, even if it belongs to several objects.
 
     Args:
-        only_data: whether results are read as data only; also an attribute.
         tell: prints warnings: once per function, about globals whose changes are not detected; and about modules whose
             file was edited.
     """
 
-    def __init__(self, *, only_data: bool = False, tell: Callable[[str], object] = lambda _line: None) -> None:
-        self.only_data, self._tell = only_data, tell
+    def __init__(self, *, tell: Callable[[str], object] = lambda _line: None) -> None:
+        self._tell = tell
         self._lock = threading.RLock()
         self._modules = LoadedModules(tell)
         self._by_object: dict[int, _Snapshot] = {}
@@ -117,7 +115,6 @@ class Functions:
                 name,
                 data,
                 bundle,
-                only_data=self.only_data,
                 latest=self._modules.latest,
                 replaces=known.function.number if known is not None else 0,
             )
@@ -143,7 +140,6 @@ class Functions:
                 bundle,
                 declared_env(fn),
                 is_collective(fn),
-                self.only_data,
                 self._modules.latest,
                 old.number if old is not None else 0,
             )

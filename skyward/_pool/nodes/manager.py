@@ -76,7 +76,6 @@ class NodeManager:
             node_gone=self.node_gone,
             dismissed=partial(self._end, DISMISSED),
             secrets=tuple(value for _, value in settings.secrets),
-            only_data=settings.results == "data",
         )
         self._threads: list[threading.Thread] = []
         self._starting = threading.Semaphore(_AT_ONCE)

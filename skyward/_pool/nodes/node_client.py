@@ -54,7 +54,6 @@ class PoolLink:
     node_gone: Callable[[NodeClient], None]  # called after a node is lost and its calls are settled
     dismissed: Callable[[], None]  # called when another client has ended the pool
     secrets: tuple[str, ...] = field(default=(), repr=False)  # values that its nodes mask in their output
-    only_data: bool = False  # whether exceptions of its nodes arrive as text
 
 
 class NodeClient:
@@ -306,9 +305,7 @@ class NodeClient:
             with _unless_closed:
                 setup.set_result(None)
         else:
-            self._pool.callbacks.submit(
-                "the error of a plugin", partial(_fail_setup, setup, worker, frame, only_data=self._pool.only_data)
-            )
+            self._pool.callbacks.submit("the error of a plugin", partial(_fail_setup, setup, worker, frame))
 
     # why a worker ended ----------------------------------------------------------------------------------------
 
@@ -460,8 +457,8 @@ class NodeClient:
             pass  # the agent's reader fails too, and handles the loss
 
 
-def _fail_setup(setup: Future[None], worker: WorkerClient, frame: Frame, *, only_data: bool) -> None:
+def _fail_setup(setup: Future[None], worker: WorkerClient, frame: Frame) -> None:
     """Unpickle a plugin's exception, outside the reading thread, since its class may be the user's code."""
-    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]), only_data=only_data)
+    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
     with _unless_closed:
         setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))

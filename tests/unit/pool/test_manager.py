@@ -99,7 +99,6 @@ class Rig:
             worker=Worker(),
             accelerator=None,
             provision_timeout_s=PATIENCE_S,
-            results="any",
             secrets=(),
             provider=SimpleNamespace(open=lambda _request: self),
         )

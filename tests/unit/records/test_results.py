@@ -26,7 +26,7 @@ def _parts(number: int) -> list[bytes]:
 def _kept(path: Path, numbers: range) -> Path:
     with ResultJournal(path) as journal:
         for number in numbers:
-            journal.keep(_key(number), _parts(number), only_data=number % 2 == 0)
+            journal.keep(_key(number), _parts(number))
     return path
 
 
@@ -36,7 +36,7 @@ def _found(path: Path) -> list[int]:
         numbers = sorted(int(key.arguments) for key in journal.keys if journal.load(key) is not None)
         for number in numbers:
             assert [bytes(part) for part in journal.load(_key(number)) or ()] == _parts(number)
-            assert journal.is_data(_key(number)) is not None
+            assert journal.load(_key(number)) is not None
         return numbers
 
 
@@ -48,7 +48,7 @@ def test_what_was_kept_is_found_by_the_next(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with ResultJournal(path) as journal:
         assert journal.load(_key(0, occurrence=1)) is None  # of a second call with the same arguments
-        assert journal.is_data(_key(9)) is None
+        assert journal.load(_key(9)) is None
 
 
 def test_a_file_that_was_cut_has_the_results_before_it(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_file_that_was_cut_has_the_results_before_it(tmp_path: Path) -> None:
         with ResultJournal(path) as journal:
             assert len(journal) == left
             assert journal.cut == (size - ends[left] if left or size >= ends[0] else 0)
-            journal.keep(_key(9), _parts(9), only_data=False)
+            journal.keep(_key(9), _parts(9))
 
         assert _found(path) == [*range(left), 9]
 
@@ -83,7 +83,7 @@ def test_a_result_cannot_hold_what_looks_like_a_record(tmp_path: Path) -> None:
     forged = _kept(tmp_path / "other", range(3)).read_bytes()
     path = tmp_path / "j"
     with ResultJournal(path) as journal:
-        journal.keep(_key(7), [forged], only_data=True)
+        journal.keep(_key(7), [forged])
     path.write_bytes(path.read_bytes()[:-5])
 
     assert _found(path) == []
@@ -94,7 +94,7 @@ def test_a_killed_writer_loses_nothing_that_was_kept(tmp_path: Path) -> None:
     if (child := os.fork()) == 0:
         journal = ResultJournal(path)
         for number in range(10**6):
-            journal.keep(_key(number), [b"head", b"x" * 5000], only_data=False)
+            journal.keep(_key(number), [b"head", b"x" * 5000])
             os.write(writer, b"%d\n" % number)
     os.close(writer)
     with open(reader, "rb") as told:
@@ -162,9 +162,9 @@ def test_a_result_for_which_there_is_no_room_is_taken_back(tmp_path: Path) -> No
     """The error says so, what was kept before stays, and smaller ones can follow."""
     path = tmp_path / "j"
     with ResultJournal(path) as journal:
-        journal.keep(_key(1), _parts(1), only_data=False)
+        journal.keep(_key(1), _parts(1))
         with _largest_file(50_000), pytest.raises(JournalError, match=r"could not be written: File too large. .*1 res"):
-            journal.keep(_key(2), [b"", b"x" * 100_000], only_data=False)
-        journal.keep(_key(3), _parts(3), only_data=False)
+            journal.keep(_key(2), [b"", b"x" * 100_000])
+        journal.keep(_key(3), _parts(3))
 
     assert _found(path) == [1, 3]
