@@ -24,12 +24,13 @@ from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.maps import BatchedMap, JournaledMap, Sending, check_map, pays
 from skyward._pool.progress import Counting
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import uninterrupted
+from skyward._pool.signals import listen, uninterrupted
 from skyward._pool.task import Broadcast, Task, item_note
 from skyward.errors import PoolClosedError, PoolError, TaskCancelledError, WorkerLostError, shortened
 from skyward.model.call import Call
 from skyward.system import SimpleQueue, process_end, threading
-from skyward.system.futures import Future, InvalidStateError
+from skyward.system.futures import CancelledError, Future, InvalidStateError
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.messages import RESULT_HEAD
 
@@ -271,7 +272,9 @@ class CallFuture(Future[R]):
         __tracebackhide__ = True
         self._check_process()
         try:
-            super().result(timeout)
+            if not listen(self._has_ended, timeout):
+                raise FutureTimeout
+            super().result(0)
         except Unread:
             pass
         except KeyboardInterrupt as interrupt:
@@ -288,8 +291,19 @@ class CallFuture(Future[R]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call raised, or None if it returned."""
         self._check_process()
-        super().exception(timeout)
+        if not listen(self._has_ended, timeout):
+            raise FutureTimeout
+        super().exception(0)  # raises CancelledError
         return self._read()[1]
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        try:
+            super().exception(timeout_s)
+        except FutureTimeout:
+            return False
+        except CancelledError:
+            pass
+        return True
 
     def __repr__(self) -> str:
         ended = self._ended
@@ -395,9 +409,12 @@ class Latch:
         """Number of tasks that have ended."""
         return self._count - self._left
 
-    def wait(self, timeout_s: float = -1) -> bool:
-        """Wait until the latch has opened, without limit if `timeout_s` is negative; Ctrl-C interrupts the wait."""
-        opened = self._gate.acquire(timeout=timeout_s)
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the latch has opened, without limit if `timeout_s` is None; Ctrl-C interrupts the wait."""
+        opened = listen(self._acquire, timeout_s)
         if opened:
             self._gate.release()
         return opened
+
+    def _acquire(self, timeout_s: float) -> bool:
+        return self._gate.acquire(timeout=timeout_s)

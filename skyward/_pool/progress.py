@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from skyward._pool.display import rows_of, screen
+from skyward._pool.signals import LISTEN_S
 from skyward._pool.task import Task
 from skyward.system import Empty, SimpleQueue, time
 
@@ -132,8 +133,8 @@ class Counting:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until `look` may show something; negative if never."""
-        return -1.0 if self._quiet else max(0.01, self._due - time.monotonic())
+        """Seconds until `look` may show something, or a signal may have to be handled."""
+        return LISTEN_S if self._quiet else min(LISTEN_S, max(0.01, self._due - time.monotonic()))
 
     def take(self, arrived: SimpleQueue[Task], ended: int | None = None) -> Task:
         """Wait for the next task that has ended and return it, showing progress meanwhile.
@@ -145,7 +146,7 @@ class Counting:
         while True:
             self.look(self._arrived if ended is None else ended)
             try:
-                task = arrived.get(timeout=None if self._quiet else self.wait_s)
+                task = arrived.get(timeout=self.wait_s)
             except Empty:
                 continue  # time to look again
             self._arrived += 1

@@ -33,6 +33,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in whic
 _ONCE_S = 0.5  # a closed terminal and its shell both send SIGHUP, which count as one within this time
 _AGAIN_S = 0.001
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+LISTEN_S = 1.0  # how long a wait may keep the main thread from handling a signal
 _PATIENCE_S = 2.0  # after a signal, for a pool that is being closed, and for threads whose pool was closed
 
 
@@ -197,6 +198,23 @@ os.register_at_fork(
     after_in_parent=uninterrupted._after_fork,
     after_in_child=uninterrupted._forget,
 )
+
+
+def listen(wait: Callable[[float], object], timeout_s: float | None = None) -> bool:
+    """Call `wait(seconds)` until it returns True, in slices of `LISTEN_S`; return False after `timeout_s`.
+
+    Python runs signal handlers in the main thread. A signal does not interrupt that thread's wait for a lock if it
+    arrives just before the wait, or if the kernel delivers it to another thread: the handler runs when the slice ends.
+    """
+    if timeout_s is None:
+        while not wait(LISTEN_S):
+            pass
+        return True
+    end = time.monotonic() + timeout_s
+    while not wait(max(0.0, min(LISTEN_S, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 # open pools --------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import SharedValue
 from skyward._pool.display import name_cells, this_cell
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import uninterrupted
+from skyward._pool.signals import LISTEN_S, uninterrupted
 from skyward.errors import PoolError, RemoteTraceback, SkywardError, shortened
-from skyward.system import SimpleQueue, threading
+from skyward.system import Empty, SimpleQueue, threading
 from skyward.wire import payload
 from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Buffer, Frame
@@ -339,7 +339,7 @@ class RemoteStream(Iterator[T], Generic[T]):
             raise shortened(interrupt)  # noqa: B904 - it is the error itself
 
     def _take(self) -> T:
-        item = self._source.arrived.get()
+        item = self._next()
         if not isinstance(item, BaseException) and item.kind == Kind.ITEM:
             if next(self._taken) % _CREDIT_STEP == 0:
                 self._source.credit(_CREDIT_STEP)
@@ -352,6 +352,13 @@ class RemoteStream(Iterator[T], Generic[T]):
         if item.kind == Kind.ERROR:
             raise self._read_error(item)
         raise StopIteration
+
+    def _next(self) -> Frame | BaseException:
+        while True:
+            try:
+                return self._source.arrived.get(timeout=LISTEN_S)
+            except Empty:
+                continue  # signals are handled here
 
     def close(self) -> None:
         """Stop the generator on its node, if it still runs."""

@@ -15,7 +15,7 @@ from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_table import Pair
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import uninterrupted
+from skyward._pool.signals import listen, uninterrupted
 from skyward._pool.task import Broadcast, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
@@ -108,7 +108,7 @@ class CollectiveCall(Broadcast):
 
     def wait(self) -> None:
         """Wait until every rank has returned a result or a stream, or the call has failed."""
-        self._gate.wait()
+        listen(self._gate.wait)
 
     def stop(self, _task: Task | None = None) -> None:
         """Stop the call on every rank that has not returned; the caller no longer waits for its outcome."""

@@ -17,6 +17,7 @@ from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import ConnectivityMatrix, NodeTable
 from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.signals import LISTEN_S
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.system import threading, time
 from skyward.system.futures import Future, InvalidStateError
@@ -153,7 +154,7 @@ class WorkerGroup:
         """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C interrupts the wait."""
         with self._changed:
             while self._is_busy():
-                self._changed.wait(None if self._under_way or self._draining else _LOOK_S)
+                self._changed.wait(LISTEN_S if self._under_way or self._draining else _LOOK_S)
 
     def _is_busy(self) -> bool:
         """Return whether another call on all ranks, or a stopped call, still runs.

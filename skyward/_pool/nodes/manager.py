@@ -18,7 +18,7 @@ from skyward._pool.named import NamedPool
 from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.starting import NodeStarter, discard
-from skyward._pool.signals import uninterrupted
+from skyward._pool.signals import listen, uninterrupted
 from skyward.errors import BudgetSpentError, PoolClosedError, PoolError
 from skyward.model.instance import EXIT_DISMISSED
 from skyward.nodes.node import Host
@@ -113,9 +113,11 @@ class NodeManager:
             self._spawn(slot, hosts[slot.index] if has_host else None, image, begins=has_host)
         try:
             with table.changed:
-                table.changed.wait_for(
-                    lambda: len(table.early) >= needed or table.is_hopeless(nodes.least, needed) or self._spent
+                enough = partial(
+                    table.changed.wait_for,
+                    lambda: len(table.early) >= needed or table.is_hopeless(nodes.least, needed) or self._spent,
                 )
+                listen(enough)
                 if self._spent is not None:
                     raise self._spent
                 if len(table.early) < needed:

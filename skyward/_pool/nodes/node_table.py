@@ -14,9 +14,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.signals import listen
 from skyward.errors import PoolError
 from skyward.system import threading, time
 from skyward.system.futures import Future
@@ -149,7 +151,8 @@ class NodeTable:
             PoolError: a node was given up.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self.absent or self._is_whole() or self.closed.is_set())
+            whole = partial(self.changed.wait_for, lambda: self.absent or self._is_whole() or self.closed.is_set())
+            listen(whole)
             absent = self.absent
         if absent:
             raise PoolError(f"A call for every node cannot be run: {absent}")
@@ -162,7 +165,8 @@ class NodeTable:
         """
         slot = self.slots[index]
         with self.changed:
-            self.changed.wait_for(lambda: slot.absent or self._is_there(slot) or self.closed.is_set())
+            there = partial(self.changed.wait_for, lambda: slot.absent or self._is_there(slot) or self.closed.is_set())
+            listen(there)
             if slot.node is None or slot.node.gone is not None:
                 raise PoolError(f"Node {index} is not there: {slot.absent or 'the pool has ended'}.")
             return slot.node

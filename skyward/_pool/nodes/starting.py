@@ -18,6 +18,7 @@ from skyward._pool.nodes.node_client import NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.services import GatherCoordinator
+from skyward._pool.signals import LISTEN_S
 from skyward.errors import PluginError, PoolClosedError, SkywardError
 from skyward.model.image import Image
 from skyward.model.instance import SETUP, InstanceInfo, Peer
@@ -303,8 +304,10 @@ class WorkerSetup:
         noticed: list[BaseException] = []  # consequences of another error, which may still arrive
         while left:
             try:
-                rank, outcome = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+                rank, outcome = ended.get(timeout=max(0.0, min(LISTEN_S, deadline - time.monotonic())))
             except Empty:
+                if time.monotonic() < deadline:
+                    continue  # signals are handled here
                 if noticed:
                     break
                 raise PluginError(self._late(left, gather)) from None

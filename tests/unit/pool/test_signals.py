@@ -93,3 +93,82 @@ def test_a_forked_process_is_ended_however_early_the_signal_comes() -> None:
         [sys.executable, "-c", SIGNALLED_AT_ONCE], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == f"{-signal.SIGTERM} set()\n"
+
+
+# waits of the main thread ---------------------------------------------------------------------------------------------
+
+WAITS = {
+    "a call": "Latch(1).wait()",
+    "a future": "CallFuture('f', print, Callbacks()).result()",
+    "an exception": "CallFuture('f', print, Callbacks()).exception()",
+    "a map": "Counting([task()], quiet=True).take(SimpleQueue())",
+    "a stream": "next(StreamSource(print, lambda: None, 0.0, SimpleQueue()).open(print, print))",
+    "a condition": "listen(partial(Condition.wait_for, held(), lambda: False))",
+    "a limit": "listen(Event().wait, 1000.0)",
+}
+WAITING = """
+import signal, sys, threading, time
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Event
+from types import SimpleNamespace
+from skyward._pool.background import Callbacks
+from skyward._pool.calls import CallFuture, Latch
+from skyward._pool.progress import Counting
+from skyward._pool.signals import listen
+from skyward._pool.task import StreamSource
+
+
+def task():
+    return SimpleNamespace(function=SimpleNamespace(name="f"))
+
+
+def held():
+    condition = Condition()
+    condition.acquire()
+    return condition
+
+
+def send():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    while not waits.is_set():
+        time.sleep(0.01)
+    time.sleep(0.3)  # the main thread waits by then; earlier is just as good
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+
+def handle(number, frame):
+    sys.exit(7)
+
+
+waits = Event()
+signal.signal(signal.SIGUSR1, handle)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # so that the kernel gives it to the other thread
+threading.Thread(target=send, daemon=True).start()
+waits.set()
+"""
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_a_wait_is_interrupted_by_a_signal_that_another_thread_receives(wait: str) -> None:
+    """A handler runs in the main thread, whose waits for a lock such a signal does not end."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WAITING + wait], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (7, "")
+
+
+def test_a_wait_in_slices_keeps_its_limit_and_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slices are at most as long as `LISTEN_S`, and what is left."""
+    asked: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        asked.append(seconds)
+        return len(asked) == 4
+
+    assert not signals.listen(wait, 0.0)
+    assert asked == [0.0]
+    assert signals.listen(wait)
+    assert asked[1:] == [signals.LISTEN_S] * 3
+    monkeypatch.setattr(signals, "LISTEN_S", 0.01)
+    assert not signals.listen(threading.Event().wait, 0.05)

@@ -38,7 +38,7 @@ class Remote:
 class _Interrupted:
     """Where Ctrl-C comes while an item is waited for."""
 
-    def get(self) -> None:
+    def get(self, **_: float) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
