@@ -7,7 +7,6 @@ measured.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
 from skyward.errors import PoolError
 from skyward.model.resource import GpuStats, NodeStats, PoolStats
-from skyward.nodes.process_id import ProcessId
 from skyward.records.run import run_of_process, write_json
 from skyward.system import threading, time
 from skyward.system.futures import Future
@@ -128,7 +126,7 @@ def _of_node(node: NodeClient, answer: Future[dict[str, Any]], dispatcher: Dispa
 def show_to_watchers(pool: str, table: NodeTable, dispatcher: Dispatcher, clock: Timers) -> Callable[[], None]:
     """Start writing the pool's statistics while its run is watched; return a function that stops it."""
     try:
-        folder = run_of_process(ProcessId.of(os.getpid()).text)
+        folder = run_of_process()
     except OSError:
         return lambda: None  # this process has no run directory, which the pools' records report
     return StatsWriter(pool, folder, table, dispatcher, clock).close

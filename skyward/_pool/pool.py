@@ -40,7 +40,6 @@ from skyward.model.image import Image
 from skyward.model.image_fields import platform_of
 from skyward.model.resource import PoolStats
 from skyward.model.spec import Accelerator, Nodes, Volume, Worker
-from skyward.nodes.process_id import ProcessId
 from skyward.providers.base import PoolRequest, Provider
 from skyward.records.pools import PoolRecord
 from skyward.runtime.active_pool import enter_target
@@ -257,16 +256,16 @@ class ComputePool(Facts, CallsOnly):
         self._printer = Printer(
             quiet=settings.display == "quiet", widest=place_of(settings.worker, len(self._ranks) - 1)
         )
-        process, masks = ProcessId.of(os.getpid()).text, Masks(value for _, value in settings.secrets)
-        self._record = record = PoolRecord(self.id, process, progress.tell, masks.conceal, settings.name)
+        masks = Masks(value for _, value in settings.secrets)
+        self._record = record = PoolRecord(self.id, progress.tell, masks.conceal, settings.name)
         record.event("opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks))
         tell = record.telling(progress.tell)
-        self._checkpoints = Checkpoints(settings.checkpoints, process)
+        self._checkpoints = Checkpoints(settings.checkpoints)
         workers = count * settings.worker.processes
         self._dispatcher = Dispatcher(
             self._clock, workers, tell, partial(terminal.take, self._printer), self._checkpoints.take
         )
-        record.count(self._dispatcher.load.counts)
+        record.count(self._dispatcher.load.counts, self._clock)
         self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
         self._manager = manager = NodeManager(
             *(request, settings, table, self._dispatcher, self._group),

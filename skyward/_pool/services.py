@@ -196,11 +196,10 @@ class Checkpoints:
 
     Args:
         folder: directory to store them in, created if missing; None for the directory of this program's run.
-        process: identifier of this process, as text of `nodes/process_id.py`.
     """
 
-    def __init__(self, folder: Path | None, process: str) -> None:
-        self._root, self._process = folder, process
+    def __init__(self, folder: Path | None) -> None:
+        self._root = folder
         self._requests: SimpleQueue[_CheckpointRequest | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._serving: threading.Thread | None = None
@@ -286,7 +285,7 @@ class Checkpoints:
     def _of(self, name: str) -> Path:
         if self._root is None:
             try:
-                self._root = run_of_process(self._process) / "files" / "checkpoints"
+                self._root = run_of_process() / "files" / "checkpoints"
             except OSError as error:
                 raise CheckpointError(
                     f"checkpoint({name!r}) is kept in the record of this program's run, which cannot be written: "

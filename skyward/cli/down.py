@@ -33,11 +33,13 @@ from skyward.errors import ConfigError, HostLostError, ProviderError, SkywardErr
 from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
-from skyward.records.pools import POOLS
+from skyward.records.run import GRACE_S
 from skyward.runs.find import FoundRun, ListedRun, find_exactly, list_runs
-from skyward.runs.follow import GRACE_S, Losses, stop
+from skyward.runs.follow import Losses, stop
 from skyward.runs.keys import remove_key
 from skyward.runs.place import SshRuns, ThisMachine
+
+_KILLED = 137  # status of a program that ignored the request to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,7 @@ def command(
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
     if told.absent:
-        told.suggest(
-            [*(each.pool for each in found), *(record.id for record in ThisMachine().records()), *names_of_pools()]
-        )
+        told.suggest([*(each.pool for each in found), *ThisMachine().names(), *names_of_pools()])
     return int(bool(told.absent))
 
 
@@ -264,13 +264,13 @@ def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun
 def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
     """End the rented machines of a run whose driver's machine does not answer; return whether it has any."""
     here = ThisMachine()
-    record = here.record(name)
-    if record is None or record.rented is None:
+    facts = here.facts(name)
+    if facts is None or (record := facts.record).rented is None:
         return False
     from skyward.runs.on_machines import end_rented
 
     end_rented(record.rented)
-    here.mark_collected(record)
+    here.mark_collected(facts)
     if told.as_json:
         printer.event("ended", where=record.place, state="killed", status=None)
     else:
@@ -294,22 +294,25 @@ def _end_run(found: FoundRun, printer: Printer, told: _Told) -> list[str]:
     record, place = found.record, found.place
     losses = Losses(place.name, record.id, printer.note)
     with closing(place):
-        before = losses.outlast(lambda: place.state(record))
+        before = losses.outlast(lambda: place.state(record.id))
         if not before.is_final and not told.as_json:
             printer.note(f"asking {record.id} to end; it has {GRACE_S:g} s to end its pools")
-        state = stop(place, record, losses)
+        state = stop(place, record.id, losses)
+        was_killed = state.phase == "killed" or (not before.is_final and state.status == _KILLED)
         if state.phase == "killed" and found.is_known_here and isinstance(place, SshRuns):
             remove_key(place.host, record.id)  # its driver could not
         if told.as_json:
-            printer.event("ended", where=place.name, state=state.phase, status=state.status)
+            phase = "killed" if was_killed else state.phase
+            printer.event("ended", where=place.name, state=phase, status=state.status)
         elif before.is_final:
             click.echo(f"run {record.id} had ended before at {place.name} ({state.text})")
         else:
-            click.echo(f"run {record.id} ended at {place.name}{' (killed)' if state.phase == 'killed' else ''}")
+            click.echo(f"run {record.id} ended at {place.name}{' (killed)' if was_killed else ''}")
         if record.rented is None or not found.is_known_here:
-            return [facts.path for facts in losses.outlast(lambda: place.files(f"{record.id}/{POOLS}"))]
+            facts = losses.outlast(lambda: place.facts(record.id))
+            return [] if facts is None else list(facts.pools)
         bring_here(found, state, losses, printer)
         if state.phase == "killed":
             give_back(record, record.rented, printer)
-            ThisMachine().mark_collected(record)
+            ThisMachine().mark_collected(found.facts)
         return []

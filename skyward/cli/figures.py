@@ -10,9 +10,8 @@ from pathlib import Path
 
 from skyward._pool.facts import EVERY_S, WATCHED, stats_file
 from skyward.model.resource import GpuStats, PoolStats
-from skyward.nodes.process_id import ProcessId
-from skyward.records.pools import POOLS
-from skyward.records.run import RunRecord, runs_folder
+from skyward.records.run import folder_of
+from skyward.runs.place import ThisMachine
 
 _UNITS = ("", "K", "M", "G", "T", "P")
 _LOOK_S = 0.1
@@ -34,24 +33,10 @@ class OpenPool:
 
 
 def open_pools() -> Iterator[OpenPool]:
-    """Yield the pools of runs that appear to be running."""
-    for folder in _open_runs():
-        for each in sorted((folder / POOLS).glob("*")):
-            yield OpenPool(folder, each.name)
-
-
-def _open_runs() -> Iterator[Path]:
-    """Yield the directories of the runs on this machine that appear to be running."""
-    for path in sorted(runs_folder().glob("*/run.json")):
-        if (path.parent / "end.json").exists():
-            continue
-        try:
-            record = RunRecord.parse(path.read_bytes())
-        except (OSError, ValueError, TypeError):
-            continue  # it is being written or removed
-        process = ProcessId.parse(record.process or "")
-        if process is None or not process.is_gone():
-            yield path.parent
+    """Yield the pools of this machine's active runs."""
+    for facts in ThisMachine().runs(ended=False):
+        for pool in sorted(facts.pools):
+            yield OpenPool(folder_of(facts.record.id), pool)
 
 
 def figures(pools_now: Callable[[], Sequence[OpenPool]], since: float, patience_s: float) -> list[PoolStats]:

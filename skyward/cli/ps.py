@@ -154,7 +154,7 @@ def _say_runs(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs
         click.echo(f"skyward: runs on {host} cannot be read: {error}", err=True)
     if not runs:
         return
-    rented = any(pool in costs for run in runs for pool in run.pools)
+    rented = any(pool in costs for run in runs for pool in run.facts.pools)
     rows = [("RUN", "PROGRAM", "WHERE", "STATE", "AGE", "CALLS", *(("USD",) if rented else ()))]
     for run in runs:
         cost = _cost(run, costs)
@@ -179,8 +179,8 @@ def _say_runs_json(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], 
             "ended": state.ended,
             "detached": record.detached,
             "user": record.user,
-            "pools": list(run.pools),
-            "calls": dict(run.calls),
+            "pools": list(run.facts.pools),
+            "calls": dict(run.facts.calls),
         }
         cost = _cost(run, costs)
         click.echo(json.dumps({"event": "run", **about, **({} if cost is None else {"cost": cost})}))
@@ -203,13 +203,13 @@ def _age(run: ListedRun) -> str:
 
 
 def _calls(run: ListedRun) -> str:
-    waiting = run.calls.get("running", 0) if not run.state.is_final else 0
-    words = [f"{run.calls.get('done', 0)} done"] if run.calls else []
+    waiting = run.facts.calls.get("running", 0) if not run.state.is_final else 0
+    words = [f"{run.facts.calls.get('done', 0)} done"] if run.facts.calls else []
     words += [f"{waiting} running"] if waiting else []
-    words += [f"{run.calls['failed']} failed"] if run.calls.get("failed") else []
+    words += [f"{run.facts.calls['failed']} failed"] if run.facts.calls.get("failed") else []
     return ", ".join(words) or "-"
 
 
 def _cost(run: ListedRun, costs: Mapping[str, float]) -> float | None:
-    known = [costs[pool] for pool in run.pools if pool in costs]
+    known = [costs[pool] for pool in run.facts.pools if pool in costs]
     return sum(known) if known else None

@@ -36,14 +36,17 @@ from skyward.cli.output import show_table
 from skyward.cli.runs import Printer, Transfer, called, duration_text, host_options, seconds_of
 from skyward.errors import ConfigError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
+from skyward.records import journal
 from skyward.records.journal import Entry
 from skyward.records.pools import runs_of_pool
-from skyward.records.run import Rental, RunRecord
+from skyward.records.run import RUN_FILE, Rental, RunRecord
 from skyward.runs.find import FoundRun, find_run
 from skyward.runs.follow import Losses, collect, fetch, follow, size_there
 from skyward.runs.place import FileFacts, RunPlace, RunState
 from skyward.runs.saved import SUFFIXES, shown
 
+_GONE = "older output is gone: a full record keeps the newest"
+_KILLED = "ended without a result: it was killed, or the machine was restarted"
 _SHOWN = 60  # maximum number of characters of a value in the list
 
 
@@ -105,11 +108,11 @@ def _show(
     lines = Lines(printer)
     seen = set[int]()
     try:
-        of_nodes = nodes or bool(wanted) or not found.place.segments(f"{found.record.id}/output")
+        of_nodes = nodes or bool(wanted) or not found.place.files(f"{found.record.id}/output")
         for entry in _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
             fields = entry.fields
-            if entry.skipped:
-                printer.note(f"{entry.skipped} bytes are gone before this: the oldest go when a record is full.")
+            if entry.follows_gap:
+                printer.note(_GONE)
             if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
                 (lines if of_nodes and not as_json else printer).entry(fields)
             seen |= _node_in(fields, wanted.get("pool"))
@@ -120,8 +123,10 @@ def _show(
 
 def _ready_nodes(found: FoundRun, pool: str | None) -> set[int]:
     """Return the nodes that a run has had in all its pools, or in one."""
-    ready = (_node_in(entry.fields, pool) for entry in found.place.entries(found.record.id, "events"))
-    return set[int]().union(*ready)
+    text = b""
+    while more := found.place.read(f"{found.record.id}/{RUN_FILE}", len(text)):
+        text += more
+    return set[int]().union(*(_node_in(entry.fields, pool) for entry in journal.parse(text)))
 
 
 def _node_in(fields: Mapping[str, Any], pool: str | None) -> set[int]:
@@ -177,12 +182,12 @@ def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterab
 def _entries(found: FoundRun, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:
     if goes_on:
         losses = Losses(found.place.name, found.record.id, printer.note)
-        state = yield from follow(found.place, found.record, name, losses)
+        state = yield from follow(found.place, found.record.id, name, losses)
     else:
         yield from found.place.entries(found.record.id, name)
-        state = found.place.state(found.record)
+        state = found.place.state(found.record.id)
     if state.phase == "killed":
-        printer.note(f"{found.record.id} is gone from {found.place.name} and has not said how it ended.")
+        printer.note(f"{found.record.id} {_KILLED}.")
     elif not state.is_final and not goes_on:
         printer.note(f"{found.record.id} still runs; {called(found, 'logs -f')} goes on.")
 
@@ -226,21 +231,18 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
 
 
 def _show_all(found: FoundRun, printer: Printer, losses: Losses) -> RunState:
-    entries = follow(found.place, found.record, "output", losses)
+    entries = follow(found.place, found.record.id, "output", losses)
     while True:
         try:
             entry = next(entries)
         except StopIteration as end:
             state: RunState = end.value
             break
-        if entry.skipped:
-            printer.note(f"{entry.skipped} bytes of older output were removed from its journal.")
+        if entry.follows_gap:
+            printer.note(_GONE)
         printer.entry(entry.fields)
     if state.phase == "killed":
-        raise ProviderError(
-            f"Run {found.record.id} is gone from {found.place.name} and has not said how it ended: it was killed, or "
-            "the machine was started anew. What it printed until then is above."
-        )
+        raise ProviderError(f"Run {found.record.id} {_KILLED}. What it printed until then is above.")
     return state
 
 
@@ -304,7 +306,7 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     record, printer = found.record, Printer(as_json=as_json, run=found.record.id)
     losses = Losses(found.place.name, record.id, printer.note)
     with closing(found.place):
-        state = losses.outlast(lambda: found.place.state(record))
+        state = losses.outlast(lambda: found.place.state(record.id))
         place = bring_here(found, state, losses, printer)
         values = [each for each in losses.outlast(lambda: place.files(f"{record.id}/saved")) if _suffix(each)]
         files = losses.outlast(lambda: place.files(f"{record.id}/files"))
@@ -323,9 +325,9 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
     """Fetch the results of an ended run from another machine, if this one knows the run; return where to read them."""
     if found.place.is_here or not found.is_known_here or state.phase != "ended":
         return found.place
-    total = size_there(found.place, found.record, losses)
+    total = size_there(found.place, found.record.id, losses)
     with Transfer(f"fetching results of {found.record.id}", total, printer.note) as transfer:
-        place = collect(found.place, found.record, losses, transfer.advance)
+        place = collect(found.place, found.facts, losses, transfer.advance)
     if found.record.rented is not None:
         give_back(found.record, found.record.rented, printer)
     return place
@@ -372,10 +374,11 @@ def _say(outcome: _Outcome, printer: Printer) -> None:
     about = {
         "running": f"still runs; {called(outcome.found, 'attach')} follows it. So far:",
         "ended": "ended" + ("" if state.status is None else f" with status {state.status}"),
-        "killed": "was killed, and has not said how it ended",
-        "unknown": "may still run; nobody can be asked about it",
+        "killed": _KILLED,
     }
     printer.note(f"{outcome.run} {about[state.phase]}{f': {state.reason}' if state.reason else ''}")
+    if damaged := outcome.found.facts.damaged:
+        printer.note(f"its record has damaged lines ({damaged}), which were skipped")
     if not outcome.values and not outcome.files:
         printer.note("it has saved no values (sky.save) and no files (sky.output_folder)")
     if outcome.values:

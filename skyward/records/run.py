@@ -1,10 +1,11 @@
-"""The record of one run: a directory in the user's state directory with the facts about the run and its journals.
+"""The record of one run: a directory in the user's state directory.
 
-- `runs/ID/run.json`: what was started, by whom and where; written once
-- `runs/ID/end.json`: how it ended; absent while it runs, and permanently if it was killed
+- `runs/ID/run.jsonl`: one object per line with `t` and `event`: "started" with the facts of `RunRecord`, the events of
+  its pools, "ended" with its status; on the machine that started a run elsewhere also "collected"
+- `runs/ID/lock`: locked by its driver, or by the program itself, for as long as that lives
+- `runs/ID/down`: exists once the run is to end
 - `runs/ID/output/`: journal of the program's own output: t, stream ("out", "err"), text
 - `runs/ID/nodes/`: journal of the nodes' output: t, pool, node, rank, call, stream, text
-- `runs/ID/events/`: journal of its pools: t, pool, event, and fields specific to the event
 - `runs/ID/saved/`: values of sky.save
 - `runs/ID/files/`: the run's output folder
 
@@ -15,30 +16,38 @@ then removed, so that they do not fill the disk.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from skyward.errors import ConfigError
+from skyward.records import journal
 from skyward.system import socket, threading, time
 
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
+RUN_FILE, LOCK_FILE, DOWN_FILE = "run.jsonl", "lock", "down"
+RUN_BYTES = 4 * 1024**2  # of run.jsonl, after which only the end is recorded
+GRACE_S = 10.0  # time for a program to end its pools
+COUNTS = ("running", "queued", "done", "failed")
+KEPT_S = 30 * 86400.0  # how long a record is kept after its end,
+KEPT_BYTES = 4 * 10**9  # unless all together take more
+EVERY_S = 86400.0  # between two scans of all records
+_LOOK_S = 0.5  # between two checks for DOWN_FILE
 _NOWHERE = Path("/nonexistent")  # the home of users without one, as in Debian's accounts
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
+_REMOVED = ".removed-"  # prefix of directories that are being removed; no run has such a name
 _lock = threading.Lock()
 _own: tuple[int, Path] | None = None  # the ID of the process that owns it, and its directory
-KEPT_S = 30 * 86400.0  # how long a record is kept after its end,
-KEPT_BYTES = 4 * 10**9  # unless all together take more; a full record takes 1.4 GB, and outlives the next run
-EVERY_S = 3600.0  # minimum time between two scans of all records: 900 of them take 0.1 s
-_REMOVED = ".removed-"  # prefix of directories that are being removed; no run has such a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +76,6 @@ class RunRecord:
         started: seconds since 1970.
         directory: where it was started.
         user: the user who started it, as "name@host".
-        pid: its process ID on the host it runs on; None if it runs in a container.
-        process: that process in the format of `nodes/process_id.py`, which tells it apart from a later one with the
-            same ID.
         place: where its driver runs, seen from the machine with this record: "local" (a process there), "docker" (a
             container there), or "user@host", the host that has the record with the journals.
         key: file of the private key for that host; None for the keys of the SSH agent and configuration.
@@ -85,8 +91,6 @@ class RunRecord:
     started: float
     directory: str
     user: str
-    pid: int | None = None
-    process: str = ""
     place: str = "local"
     key: str | None = None
     known_hosts: str | None = None
@@ -94,23 +98,89 @@ class RunRecord:
     container: str | None = None
     rented: Rental | None = None
 
+    @property
+    def is_pointer(self) -> bool:
+        """Whether the run is on another machine, which has the record with the journals."""
+        return self.place not in ("local", "docker")
+
     def write(self, folder: Path) -> None:
-        """Write the record to the run's directory, which is created if it is missing."""
+        """Begin the record in the run's directory, which is created if it is missing."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(folder / "run.json", asdict(self))
+        note(folder, "started", **asdict(self))
 
     @classmethod
-    def parse(cls, text: str | bytes) -> RunRecord:
-        """Parse the text of a run.json, ignoring fields that later versions have added.
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record with these fields, ignoring those that later versions have added.
 
         Raises:
-            ValueError, TypeError: the text is not a run record.
+            TypeError: they are not those of a run.
         """
-        known = {each.name for each in fields(cls)}
-        values = json.loads(text)
-        rented = values.pop("rented", None)
-        found = {name: value for name, value in values.items() if name in known}
-        return cls(**found, rented=Rental(**rented) if rented else None)
+        found = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**{**found, "rented": Rental(**found["rented"]) if found.get("rented") else None})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a record says about its run so far.
+
+    Attributes:
+        record: what was known when it started.
+        end: the fields of its end: status, reason, and t; None if that is not recorded.
+        pools: when each of its pools was opened, and the name that it is kept under or "", by identifier.
+        calls: the latest numbers of its pools' calls, by the names in COUNTS.
+        is_collected: whether the record here has everything of a run on another machine.
+        is_alive: whether a process still writes the record; None if that is unknown.
+        damaged: number of lines that could not be read.
+    """
+
+    record: RunRecord
+    end: Mapping[str, Any] | None = None
+    pools: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)
+    is_collected: bool = False
+    is_alive: bool | None = None
+    damaged: int = 0
+
+    @classmethod
+    def parse(cls, text: bytes, *, is_alive: bool | None = None) -> Self | None:
+        """Read the content of run.jsonl; None if it does not begin with the record of a run.
+
+        A damaged line is skipped and counted.
+        """
+        entries = [entry.fields for entry in journal.parse(text)]
+        try:
+            record = RunRecord.of(entries[0])
+        except (TypeError, IndexError):
+            return None
+        end, pools, calls = None, dict[str, tuple[float, str]](), dict[str, Mapping[str, Any]]()
+        for entry in entries:
+            pool = str(entry.get("pool"))
+            match entry.get("event"):
+                case "ended":
+                    end = entry
+                case "opening":
+                    pools[pool] = float(entry.get("t", 0.0)), str(entry.get("name", ""))
+                case "calls":
+                    calls[pool] = entry
+        counts = {name: sum(int(each.get(name, 0)) for each in calls.values()) for name in COUNTS} if calls else {}
+        return cls(
+            record,
+            end,
+            pools,
+            counts,
+            any(entry.get("event") == "collected" for entry in entries),
+            is_alive,
+            sum(bool(line) for line in text.split(b"\n")[:-1]) - len(entries),
+        )
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Read the record in a run's directory; None if there is none."""
+        is_alive = is_held(folder)  # asked first: a run that ends in between has recorded that
+        try:
+            return cls.parse((folder / RUN_FILE).read_bytes(), is_alive=is_alive)
+        except OSError:
+            return None
 
 
 def state_folder() -> Path:
@@ -157,13 +227,66 @@ def write_json(path: Path, value: Any) -> None:
     draft.replace(path)
 
 
-def run_of_process(process: str) -> Path:
+def note(folder: Path, event: str, **about: Any) -> None:
+    """Append an event to a run's record.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    limit = None if event in ("started", "ended", "collected") else RUN_BYTES
+    journal.append(folder / RUN_FILE, {"t": round(time.time(), 3), "event": event, **about}, limit=limit)
+
+
+def hold(folder: Path) -> None:
+    """Lock a run for as long as this process lives, which shows that the run has not ended.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    copies = [handle]
+
+    def let_go() -> None:  # a forked child is not the run
+        if copies:
+            os.close(copies.pop())
+
+    os.register_at_fork(after_in_child=let_go)
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether the process that holds a run lives."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def watch_down(folder: Path, send: Callable[[int], object]) -> None:
+    """Send SIGTERM once the run is to end, and SIGKILL if it still runs after GRACE_S; from a thread."""
+
+    def watch() -> None:
+        while not (folder / DOWN_FILE).exists():
+            time.sleep(_LOOK_S)
+        send(signal.SIGTERM)
+        time.sleep(GRACE_S)
+        send(signal.SIGKILL)
+
+    threading.Thread(target=watch, name="skyward-down", daemon=True).start()
+
+
+def run_of_process() -> Path:
     """Return the directory of this process's run: the one that SKYWARD_RUN names, or else one for this process alone.
 
-    When the process ends, `end.json` is written there if possible.
-
-    Args:
-        process: this process in the format of `nodes/process_id.py`.
+    The end of the process is recorded there if possible.
 
     Raises:
         OSError: it cannot be created.
@@ -173,16 +296,17 @@ def run_of_process(process: str) -> Path:
         return Path(given)
     with _lock:
         if _own is None or _own[0] != os.getpid():
-            _own = os.getpid(), _new_run(process)
+            _own = os.getpid(), _new_run()
             atexit.register(_note_end, *_own)
         return _own[1]
 
 
-def _new_run(process: str) -> Path:
+def _new_run() -> Path:
     prune_at_times()
     program = _program()
     name = new_id(program)
     folder = runs_folder() / name
+    hold(folder)
     RunRecord(
         id=name,
         program=program,
@@ -190,9 +314,9 @@ def _new_run(process: str) -> Path:
         started=round(time.time(), 3),
         directory=str(Path.cwd()),
         user=f"{_user()}@{socket.gethostname()}",
-        pid=os.getpid(),
-        process=process,
     ).write(folder)
+    own = os.getpid()
+    watch_down(folder, lambda number: os.kill(own, number))
     return folder
 
 
@@ -219,28 +343,15 @@ def _note_end(process: int, folder: Path) -> None:
         return
     error = getattr(sys, "last_value", None)
     failed = error is not None and not hasattr(sys, "ps1")
-    end = {
-        "status": 1 if failed else None,
-        "ended": round(time.time(), 3),
-        "reason": type(error).__name__ if failed else None,
-    }
     try:
-        write_json(folder / "end.json", end)
+        note(folder, "ended", status=1 if failed else None, reason=type(error).__name__ if failed else None)
     except OSError as problem:
         if sys.stderr is not None:
             sys.stderr.write(f"skyward: the end of this run could not be recorded: {problem}\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Old:
-    folder: Path
-    written: float  # when any part of it was last written
-    size: int
-    is_over: bool
-
-
 def prune_at_times() -> None:
-    """Remove old records, unless a process of this user has done so within the past hour."""
+    """Remove old records, unless a process of this user has done so within a day."""
     mark = state_folder() / "pruned"
     with suppress(OSError):
         if time.time() - mark.stat().st_mtime < EVERY_S:
@@ -253,63 +364,33 @@ def prune_at_times() -> None:
 def prune(*, kept_bytes: int = KEPT_BYTES) -> None:
     """Remove the records of ended runs: those that are too old, and the oldest if all together take too much space.
 
-    Records that cannot be removed, because another process removes them or the disk is read-only, are skipped.
+    A record that cannot be removed, because another process removes it or the disk is read-only, is skipped.
 
     Args:
-        kept_bytes: limit for all records together. Runs that are not known to have ended count, but are not removed.
+        kept_bytes: limit for all records together.
     """
-    found = sorted(_records(), key=lambda each: each.written)
-    total = sum(each.size for each in found)
-    for each in found:
-        is_old = time.time() - each.written > KEPT_S
-        if each.is_over and (is_old or total > kept_bytes):
-            total -= each.size
-            _remove(each.folder)
+    total = 0
+    for written, size, run in sorted(_ended(), reverse=True):
+        total += size
+        if time.time() - written > KEPT_S or total > kept_bytes:
+            with suppress(OSError):  # the record is hidden at once by renaming it, then removed file by file
+                hidden = run.with_name(f"{_REMOVED}{run.name}-{secrets.token_hex(2)}")
+                run.rename(hidden)
+                shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _records() -> Iterator[_Old]:
-    folder = runs_folder()
-    if not folder.is_dir():
-        return
-    for run in list(folder.iterdir()):
+def _ended() -> Iterator[tuple[float, int, Path]]:
+    """Yield when anything of each ended run was last written, its bytes, and its directory."""
+    for run in list(runs_folder().glob("*")):
         if run.name.startswith(_REMOVED):  # by a process that was killed before it finished
             shutil.rmtree(run, ignore_errors=True)
-        elif run.is_dir():
-            with suppress(OSError):  # removed meanwhile
-                yield _facts(run)
-
-
-def _facts(run: Path) -> _Old:
-    facts = [Path(folder, name).lstat() for folder, _, names in os.walk(run) for name in names]
-    facts.append(run.stat())
-    written = max(each.st_mtime for each in facts)
-    return _Old(run, written, sum(each.st_size for each in facts), _is_over(run, written))
-
-
-def _is_over(run: Path, written: float) -> bool:
-    """Return whether a run has ended: that is recorded, its process is gone, or nothing was written for KEPT_S."""
-    if (run / "end.json").exists():
-        return True
-    try:
-        record = RunRecord.parse((run / "run.json").read_bytes())
-    except (OSError, ValueError, TypeError):
-        return time.time() - written > KEPT_S
-    if record.pid is not None and _is_of_here(record):
-        return not Path(f"/proc/{record.pid}").exists()
-    return time.time() - written > KEPT_S
-
-
-def _is_of_here(record: RunRecord) -> bool:
-    """Return whether its process would be visible here: machines and containers may share a home directory."""
-    with suppress(OSError):
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-        return record.process.endswith(f",{namespace}") and record.user.endswith(f"@{socket.gethostname()}")
-    return False
-
-
-def _remove(run: Path) -> None:
-    """Hide the record at once by renaming it, then remove it file by file."""
-    with suppress(OSError):
-        hidden = run.with_name(f"{_REMOVED}{run.name}-{secrets.token_hex(2)}")
-        run.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+            continue
+        if not run.is_dir() or is_held(run):
+            continue
+        facts = RunFacts.of(run)
+        with suppress(OSError):  # removed meanwhile
+            parts = [Path(folder, name).lstat() for folder, _, names in os.walk(run) for name in names]
+            written = max(each.st_mtime for each in (*parts, run.stat()))
+            is_unknown = facts is None or (facts.record.is_pointer and not facts.is_collected)
+            if not is_unknown or time.time() - written > KEPT_S:
+                yield written, sum(each.st_size for each in parts), run

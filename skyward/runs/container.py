@@ -81,9 +81,8 @@ class Detached:
 
     def write(self, folder: Path, record: RunRecord, delivered: Delivered) -> None:
         """Write the directory of a run whose driver is to be started: the program, its variables, and its images."""
-        record.write(folder)
+        write_launch(folder, record, self.files.words, self.variables)
         self.files.write(folder / PROGRAM_FOLDER)
-        write_launch(folder, self.files.words, self.variables)
         write_prepared(folder, delivered.images)
 
 

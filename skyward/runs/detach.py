@@ -106,8 +106,7 @@ def _as_process(launch: Launch) -> RunRecord:
     """Start the driver as a process in a new session, out of reach of this terminal and process group."""
     record = launch.record(detached=True)
     folder = launch.folder
-    record.write(folder)
-    write_launch(folder, launch.words)
+    write_launch(folder, record, launch.words)
     said = folder / "driver.log"
     command = [sys.executable, "-P", "-m", "skyward.runs.driver", str(folder)]  # -P: no modules of this directory
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
@@ -118,7 +117,7 @@ def _as_process(launch: Launch) -> RunRecord:
     try:
         with process.stdout as confirmation:
             if confirmation.readline().strip() == STARTED.encode():
-                return RunRecord.parse((folder / "run.json").read_bytes())
+                return record
     except BaseException:  # Ctrl-C: the run would go on unknown to the user
         process.terminate()
         raise

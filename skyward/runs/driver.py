@@ -13,23 +13,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 
 from skyward.errors import ConfigError, SkywardError
-from skyward.nodes.process_id import ProcessId, current_user
-from skyward.records.journal import JournalWriter
-from skyward.records.run import FOLDER_VARIABLE, RunRecord, folder_of, new_id, write_json
-from skyward.runs import DOWN_FILE, ENDED_BY_DOWN
+from skyward.nodes.process_id import current_user
+from skyward.records.run import DOWN_FILE, FOLDER_VARIABLE, RunRecord, folder_of, hold, new_id, note, write_json
+from skyward.runs import ENDED_BY_DOWN
 from skyward.runs.program import Ended, block_signals, run_program
 
 STARTED = "started"
 CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container
 PROGRAM_FOLDER = "program"  # in the run's directory, if the program was packed
-OUTPUT_LIMIT = 1 << 30  # maximum bytes of a program's output that are kept; the oldest are removed first
 _LAUNCH_FILE = "launch.json"
 _VARIABLES_FILE = "variables.json"
 # files of handed-over hosts and keys; skyward.ssh, which defines the names, is loaded only if there are any
@@ -133,7 +131,7 @@ def drive(
 
     Args:
         folder: the run's directory.
-        record: of the run; it is written here, with this process's identity unless it runs in a container.
+        record: of the run, which is written here.
         command: the program with its arguments.
         environment: its variables; those of the run are added.
         directory: that it runs in; None for this process's.
@@ -143,38 +141,42 @@ def drive(
     Raises:
         ConfigError: the program cannot be started. This is also recorded.
     """
-    if record.container is None:
-        record = replace(record, pid=os.getpid(), process=ProcessId.of(os.getpid()).text)
+    hold(folder)
     record.write(folder)
-    journal = JournalWriter(folder / "output", limit=OUTPUT_LIMIT)
     try:
         ended = run_program(
             command,
-            journal,
+            folder,
             directory=directory,
             environment={**environment, FOLDER_VARIABLE: str(folder)},
             foreground=foreground,
             on_start=on_start,
         )
     except ConfigError as error:
-        _note_end(folder, Ended(127, str(error)))
+        note(folder, "ended", status=127, reason=str(error))
         raise
-    finally:
-        journal.close()
-    _note_end(folder, ended)
+    reason = ended.reason
+    if (folder / DOWN_FILE).exists():
+        by_signal = reason is None or reason.startswith("ended by SIG")  # a signal sent by `skyward down`
+        reason = ENDED_BY_DOWN if by_signal else f"{ENDED_BY_DOWN}; {reason}"
+    note(folder, "ended", status=ended.status, reason=reason)
     return ended
 
 
-def write_launch(folder: Path, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+def write_launch(
+    folder: Path, record: RunRecord, words: Sequence[str], variables: Mapping[str, str] | None = None
+) -> None:
     """Write the files that tell a driver what to start.
 
     Args:
-        folder: of the run.
+        folder: of the run; it is created.
+        record: of the run.
         words: the arguments of `python`.
         variables: further environment variables of the program. They may be secrets: the driver deletes their file as
             soon as it has read it.
     """
-    write_json(folder / _LAUNCH_FILE, {"words": list(words)})
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(folder / _LAUNCH_FILE, {"words": list(words), "record": asdict(record)})
     if variables:
         with open(os.open(folder / _VARIABLES_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(dict(variables), file)
@@ -189,17 +191,10 @@ def _take_variables(folder: Path) -> dict[str, str]:
     return found
 
 
-def _note_end(folder: Path, ended: Ended) -> None:
-    reason = ended.reason
-    if (folder / DOWN_FILE).exists():
-        by_signal = reason is None or reason.startswith("ended by SIG")  # a signal sent by `skyward down`
-        reason = ENDED_BY_DOWN if by_signal else f"{ENDED_BY_DOWN}; {reason}"
-    write_json(folder / "end.json", {"status": ended.status, "ended": round(time.time(), 3), "reason": reason})
-
-
 def main(folder: Path) -> int:
-    """Drive the run in a directory that was prepared with `write_launch` and the run's record."""
-    record = RunRecord.parse((folder / "run.json").read_bytes())
+    """Drive the run in a directory that was prepared with `write_launch`."""
+    launch = json.loads((folder / _LAUNCH_FILE).read_text())
+    record, words = RunRecord.of(launch["record"]), launch["words"]
     try:
         if (folder / HANDED[0]).is_file():
             from skyward.runs.keys import held_keys
@@ -207,8 +202,8 @@ def main(folder: Path) -> int:
 
             block_signals()
             with held_keys(list(read_handed(folder).values()), record):
-                return _drive_packed(folder, record)
-        return _drive_packed(folder, record)
+                return _drive_packed(folder, record, words)
+        return _drive_packed(folder, record, words)
     except SkywardError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -220,8 +215,8 @@ def main(folder: Path) -> int:
             (folder / HOME_FOLDER).rmdir()
 
 
-def _drive_packed(folder: Path, record: RunRecord) -> int:
-    command = [sys.executable, *json.loads((folder / _LAUNCH_FILE).read_text())["words"]]
+def _drive_packed(folder: Path, record: RunRecord, words: Sequence[str]) -> int:
+    command = [sys.executable, *words]
     # followers of a run see each line when it is printed, and none is lost if the program is killed
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **_take_variables(folder)}
     if record.container is not None:

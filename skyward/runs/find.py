@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from skyward.errors import HostLostError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
-from skyward.records import journal
-from skyward.records.pools import POOLS
-from skyward.records.run import RunRecord
-from skyward.runs.place import COLLECTED, RunPlace, RunState, SshRuns, ThisMachine
-
-HERE = ("local", "docker")  # values of RunRecord.place for runs whose record is on the machine they run on
-_TAIL = 256 * 1024  # bytes at the end of an event journal that are searched for the latest counts of each pool
-COUNTS = ("running", "queued", "done", "failed")
+from skyward.records.run import RunFacts, RunRecord
+from skyward.runs.place import RunPlace, RunState, SshRuns, ThisMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +17,19 @@ class FoundRun:
     """A run and the location of its journals.
 
     Attributes:
-        record: its record, from the machine with the journals.
+        facts: what its record says, on the machine with the journals.
         place: that machine.
         is_known_here: whether this machine has a record of it as well.
     """
 
-    record: RunRecord
+    facts: RunFacts
     place: RunPlace
     is_known_here: bool
+
+    @property
+    def record(self) -> RunRecord:
+        """The facts about it that were known when it started."""
+        return self.facts.record
 
 
 def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
@@ -43,23 +42,20 @@ def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
     Raises:
         RunNotFoundError: there is none, or there are several.
         HostLostError: the machine with its journals does not answer.
-        ProviderError: the machine that it was started on no longer has a record of it.
+        ProviderError: its record cannot be read, or the machine that it was started on no longer has one.
     """
     if not name:
-        raise RunNotFoundError(
-            "A run has a name, and the one given is empty. `skyward ps --all` shows the runs that are known here."
-        )
+        raise RunNotFoundError("The name of a run cannot be empty. `skyward ps --all` shows the runs known here.")
     here = ThisMachine()
-    record = _named(name, here.records(), here)
-    if record is not None:
-        if not is_pointer(record, here):
-            return FoundRun(record, here, is_known_here=True)
-        return _there(record, SshRuns(host_of(record)))
+    if found := _named(name, here):
+        facts = _facts(here, found)
+        if not facts.record.is_pointer or facts.is_collected:
+            return FoundRun(facts, here, is_known_here=True)
+        return _there(facts.record, SshRuns(host_of(facts.record)))
     for host in hosts:
         place = SshRuns(host)
-        record = _named(name, place.records(), place)
-        if record is not None:
-            return FoundRun(record, place, is_known_here=False)
+        if found := _named(name, place):
+            return FoundRun(_facts(place, found), place, is_known_here=False)
         place.close()
     looked = " and ".join(["This machine", *(host.name for host in hosts)])
     raise RunNotFoundError(
@@ -80,11 +76,6 @@ def find_exactly(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun | None:
     return None
 
 
-def is_pointer(record: RunRecord, here: ThisMachine) -> bool:
-    """Return whether the journals of a run recorded here are on another machine and have not been fetched."""
-    return record.place not in HERE and here.read(f"{record.id}/{COLLECTED}") is None
-
-
 def host_of(record: RunRecord) -> SshHost:
     """Return the machine that a pointer leads to.
 
@@ -95,26 +86,41 @@ def host_of(record: RunRecord) -> SshHost:
     return replace(host, key=record.key, known_hosts=record.known_hosts, trusts_jumps=record.rented is not None)
 
 
-def _named(name: str, records: Sequence[RunRecord], place: RunPlace) -> RunRecord | None:
-    exact = [record for record in records if record.id == name]
-    found = exact or [record for record in records if record.id.startswith(name)]
+def _named(name: str, place: RunPlace) -> str | None:
+    """Return the only run of a machine with this name or prefix.
+
+    Raises:
+        RunNotFoundError: there are several.
+    """
+    names = place.names()
+    found = [name] if name in names else [each for each in names if each.startswith(name)]
     if len(found) > 1:
-        names = ", ".join(record.id for record in found[:8])
-        raise RunNotFoundError(f"Several runs on {place.name} begin with {name}: {names}. Name one of them in full.")
+        raise RunNotFoundError(
+            f"Several runs on {place.name} begin with {name}: {', '.join(found[:8])}. Name one of them in full."
+        )
     return found[0] if found else None
+
+
+def _facts(place: RunPlace, run_id: str) -> RunFacts:
+    facts = place.facts(run_id)
+    if facts is None:
+        raise ProviderError(
+            f"The record of run {run_id} on {place.name} cannot be read: it is damaged, or was removed."
+        )
+    return facts
 
 
 def _there(pointer: RunRecord, place: RunPlace) -> FoundRun:
     try:
-        record = place.record(pointer.id)
+        facts = place.facts(pointer.id)
     except HostLostError as error:
         raise HostLostError(
             f"Run {pointer.id} was started on {place.name}, which cannot be asked; it may still run there. {error} "
             f"What was fetched of it is in {ThisMachine().folder / pointer.id}."
         ) from error
-    if record is None:
+    if facts is None:
         raise ProviderError(f"{place.name} has no record of run {pointer.id} any more: it was removed there.")
-    return FoundRun(record, place, is_known_here=True)
+    return FoundRun(facts, place, is_known_here=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +128,19 @@ class ListedRun:
     """A run in a list.
 
     Attributes:
-        record: its record.
+        facts: what its record says.
         where: the name of the machine that it is on.
         state: its state so far.
-        pools: identifiers of its pools so far.
-        calls: the latest reported numbers of its pools' calls that are "running", "queued", "done" and "failed".
     """
 
-    record: RunRecord
+    facts: RunFacts
     where: str
     state: RunState
-    pools: Sequence[str] = ()
-    calls: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def record(self) -> RunRecord:
+        """The facts about it that were known when it started."""
+        return self.facts.record
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,55 +164,32 @@ def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
         ended: whether to include runs that have ended.
     """
     here = ThisMachine()
-    own = here.records()
-    pointers: dict[SshHost, list[RunRecord]] = {host: [] for host in hosts}
-    for record in own:
-        if is_pointer(record, here):
-            pointers.setdefault(host_of(record), []).append(record)
-    runs = list(_listed(here, [record for record in own if not is_pointer(record, here)], ended=ended))
+    pointers: dict[SshHost, list[RunFacts]] = {host: [] for host in hosts}
+    runs = list[ListedRun]()
+    for facts in here.runs(ended=True):
+        if facts.record.is_pointer and not facts.is_collected:
+            pointers.setdefault(host_of(facts.record), []).append(facts)
+        elif ended or not RunState.of(facts).is_final:
+            runs.append(ListedRun(facts, here.name, RunState.of(facts)))
     failures: dict[str, SkywardError] = {}
     with ThreadPoolExecutor(8, thread_name_prefix="skyward-ask") as threads:
-        asked = [threads.submit(_ask, host, records, ended=ended) for host, records in pointers.items()]
-        for (host, records), answer in zip(pointers.items(), asked, strict=True):
+        asked = [threads.submit(_ask, host, known, ended=ended) for host, known in pointers.items()]
+        for (host, known), answer in zip(pointers.items(), asked, strict=True):
             try:
                 runs += answer.result()
             except SkywardError as error:
                 failures[host.name] = error
-                runs += [ListedRun(record, host.name, RunState("unknown", reason="lost")) for record in records]
+                runs += [ListedRun(facts, host.name, RunState("unknown", reason="lost")) for facts in known]
     return Listing(sorted(runs, key=lambda run: run.record.started), failures)
 
 
-def _ask(host: SshHost, pointers: Sequence[RunRecord], *, ended: bool) -> list[ListedRun]:
-    """Return all runs on a machine that pointers may lead to; those that it no longer has are "killed"."""
+def _ask(host: SshHost, pointers: Sequence[RunFacts], *, ended: bool) -> list[ListedRun]:
+    """Return the runs on a machine; of those that pointers lead to and that it no longer has, it is "killed"."""
     place = SshRuns(host)
     try:
-        there = place.records()
-        missing = {record.id for record in pointers} - {record.id for record in there}
-        gone = [ListedRun(each, host.name, RunState("killed")) for each in pointers if ended and each.id in missing]
-        return [*_listed(place, there, ended=ended), *gone]
+        runs = [ListedRun(facts, place.name, RunState.of(facts)) for facts in place.runs(ended=ended)]
     finally:
         place.close()
-
-
-def _listed(place: RunPlace, records: Sequence[RunRecord], *, ended: bool) -> Iterator[ListedRun]:
-    for record in records:
-        state = place.state(record)
-        if not state.is_final or ended:
-            pools = [facts.path for facts in place.files(f"{record.id}/{POOLS}")]
-            yield ListedRun(record, place.name, state, pools, _calls(place, record) if pools else {})
-
-
-def _calls(place: RunPlace, record: RunRecord) -> Mapping[str, int]:
-    """Return the sum of the latest counts of each pool."""
-    path = f"{record.id}/events"
-    segments = place.segments(path)
-    if not segments:
-        return {}
-    start, size = segments[-1]
-    offset = max(0, size - _TAIL)
-    data = place.read(f"{path}/{start:020}.jsonl", offset, _TAIL) or b""
-    latest: dict[str, Mapping[str, int]] = {}
-    for entry in journal.parse(data, start + offset):
-        if entry.fields.get("event") == "calls":
-            latest[str(entry.fields.get("pool"))] = entry.fields
-    return {name: sum(int(counts.get(name, 0)) for counts in latest.values()) for name in COUNTS} if latest else {}
+    known = {run.record.id for run in runs}
+    gone = [ListedRun(each, host.name, RunState("killed")) for each in pointers if each.record.id not in known]
+    return [*(run for run in runs if ended or not run.state.is_final), *(gone if ended else ())]

@@ -14,31 +14,31 @@ from typing import TypeVar
 from filelock import FileLock
 
 from skyward.errors import ConfigError, HostLostError, ProviderError
+from skyward.records import journal
 from skyward.records.journal import Entry
-from skyward.records.run import RunRecord, folder_of
-from skyward.runs.place import COLLECTED, FileFacts, RunPlace, RunState, ThisMachine
+from skyward.records.run import GRACE_S, RUN_FILE, RunFacts, folder_of
+from skyward.runs.place import FileFacts, RunPlace, RunState, ThisMachine
 from skyward.system import time
 
 Progress = Callable[[int], None]  # called with the number of bytes that have arrived
 T = TypeVar("T")
-PARTS = ("output", "nodes", "events", "saved", "files")
-GRACE_S = 10.0  # time for a program to end its pools
+PARTS = ("output", "nodes", "saved", "files")
 PATIENCE_S = 60.0  # how long a machine may fail to answer before giving up
 _RETRY_S = 1.0
 _SHORTEST_S, _LONGEST_S = 0.05, 0.5  # between two reads of a journal without new entries
 _LOOK_S = 1.0  # between two checks whether the run is still running
-_KILL_S = 10.0
+_KILL_S = 20.0  # for it to be gone once that time is over
 _END_LOOK_S = 0.1  # between two checks whether it has ended
 _PART = ".skyward-part"  # suffix of incomplete files
 _ATTEMPTS = 3  # for a file that changes while it is read
 
 
-def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses) -> Generator[Entry, None, RunState]:
+def follow(place: RunPlace, run: str, name: str, losses: Losses) -> Generator[Entry, None, RunState]:
     """Yield entries of a journal as they arrive; the generator returns the final state of the run.
 
     Args:
         place: where the run is.
-        record: of the run.
+        run: its name.
         name: of the journal.
         losses: handles lost connections.
 
@@ -48,14 +48,15 @@ def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses) -> Gen
     position, pause, looked, state = 0, _SHORTEST_S, 0.0, RunState("running")
     while True:
         try:
-            for entry in place.entries(record.id, name, position):
+            for entry in place.entries(run, name, position):
                 position, pause = entry.end, _SHORTEST_S
                 losses.over()
                 yield entry
             if state.is_final:
                 return state
             if time.monotonic() - looked >= _LOOK_S or pause == _LONGEST_S:
-                looked, state = time.monotonic(), place.state(record)
+                looked = time.monotonic()
+                state = state if place.is_alive(run) else place.state(run)
             losses.over()
         except HostLostError as error:
             losses.note(error)
@@ -117,33 +118,26 @@ class Losses:
             return answer
 
 
-def stop(place: RunPlace, record: RunRecord, losses: Losses, *, grace_s: float = GRACE_S) -> RunState:
-    """Ask a run to end, and kill it if it does not in time; return its final state.
+def stop(place: RunPlace, run: str, losses: Losses) -> RunState:
+    """Ask a run to end, which is killed if it does not in time; return its final state.
 
     Args:
         place: where it is.
-        record: of the run.
+        run: its name.
         losses: handles lost connections.
-        grace_s: how long it may take to shut down.
 
     Raises:
-        ProviderError: it still runs, or its state cannot be determined.
+        ProviderError: it still runs.
         HostLostError: its machine has not answered for too long.
     """
-    state = losses.outlast(lambda: place.state(record))
-    for signal, limit_s in (("TERM", grace_s), ("KILL", _KILL_S)):
-        if state.is_final:
-            return state
-        losses.outlast(lambda signal=signal: place.signal(record, signal))  # type: ignore[misc]
-        deadline = time.monotonic() + limit_s
-        while not (state := losses.outlast(lambda: place.state(record))).is_final and time.monotonic() < deadline:
-            time.sleep(_END_LOOK_S)
-    if state.is_final:
-        return state
-    raise ProviderError(
-        f"Run {record.id} on {place.name} could not be ended: "
-        + ("its engine does not answer." if state.phase == "unknown" else f"it still runs {_KILL_S:g} s after SIGKILL.")
-    )
+    if losses.outlast(lambda: place.is_alive(run)):
+        losses.outlast(lambda: place.ask_down(run))
+    deadline = time.monotonic() + GRACE_S + _KILL_S
+    while losses.outlast(lambda: place.is_alive(run)):
+        if time.monotonic() > deadline:
+            raise ProviderError(f"Run {run} on {place.name} could not be ended: its driver does not react.")
+        time.sleep(_END_LOOK_S)
+    return losses.outlast(lambda: place.state(run))
 
 
 def fetch(place: RunPlace, path: str, target: Path, losses: Losses, progress: Progress) -> Sequence[FileFacts]:
@@ -212,38 +206,39 @@ def _below(target: Path, path: str, host: str) -> Path:
     return target.joinpath(*parts)
 
 
-def size_there(place: RunPlace, record: RunRecord, losses: Losses) -> int:
+def size_there(place: RunPlace, run: str, losses: Losses) -> int:
     """Return the number of bytes that `collect` fetches."""
-    listed = (losses.outlast(lambda part=part: place.files(f"{record.id}/{part}")) for part in PARTS)  # type: ignore[misc]
+    listed = (losses.outlast(lambda part=part: place.files(f"{run}/{part}")) for part in PARTS)  # type: ignore[misc]
     return sum(facts.size for files in listed for facts in files)
 
 
-def collect(place: RunPlace, record: RunRecord, losses: Losses, progress: Progress) -> ThisMachine:
-    """Fetch the journals, values and files of a run, so that its machine is no longer needed.
+def collect(place: RunPlace, facts: RunFacts, losses: Losses, progress: Progress) -> ThisMachine:
+    """Fetch the journals, values and files of a run that has ended, so that its machine is no longer needed.
 
     The machine is notified at the end. If interrupted or called again, it continues where it stopped.
 
     Args:
         place: where the run has ended.
-        record: of the run, which this machine has recorded as well.
+        facts: what its record there says; this machine has a record of it as well.
         losses: handles lost connections.
         progress: called with the number of bytes that arrive.
 
     Raises:
         HostLostError: the machine has not answered for too long.
         ConfigError: it cannot be written here.
-        ProviderError: it has not ended.
     """
-    here, folder = ThisMachine(), folder_of(record.id)
+    here, run = ThisMachine(), facts.record.id
+    folder = folder_of(run)
     with FileLock(folder / ".collect.lock", mode=0o600):
-        if here.read(f"{record.id}/{COLLECTED}") is not None:
+        known = here.facts(run)
+        if known is not None and known.is_collected:
             return here
-        end = losses.outlast(lambda: place.read(f"{record.id}/end.json"))
-        if end is None:
-            raise ProviderError(f"Run {record.id} on {place.name} has not ended; its results are fetched after that.")
         for part in PARTS:
-            fetch(place, f"{record.id}/{part}", folder / part, losses, progress)
-        (folder / "end.json").write_bytes(end)
-        here.mark_collected(record)
-    losses.outlast(lambda: place.mark_collected(record))
+            fetch(place, f"{run}/{part}", folder / part, losses, progress)
+        text = b""
+        while more := losses.outlast(lambda: place.read(f"{run}/{RUN_FILE}", len(text))):  # noqa: B023 - asked at once
+            text += more
+        entries = [entry.fields for entry in journal.parse(text) if entry.fields.get("event") != "started"]
+        journal.append(folder / RUN_FILE, *entries, {"event": "collected"})
+    losses.outlast(lambda: place.mark_collected(facts))
     return here

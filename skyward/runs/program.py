@@ -1,4 +1,4 @@
-"""Runs one program as a child process: its output goes to a journal and, in the foreground, also to the terminal.
+"""Runs one program as a child process: its output is recorded and, in the foreground, also to the terminal.
 
 In the foreground it has this process's standard input and process group, so that job control, `input()` and Ctrl-C work
 as for any program. An output that is a terminal stays one: the program writes to a pseudo terminal of the same size,
@@ -24,12 +24,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from skyward.errors import ConfigError
-from skyward.records.journal import JournalWriter
+from skyward.records import journal
+from skyward.records.run import watch_down
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+OUTPUT_BYTES = 1 << 30  # kept of a program's output; the oldest is removed first
 _CHUNK = 64 * 1024
 _SMALL = 4096  # bytes; smaller reads pause for _GATHER_S to collect more: unbuffered programs print single characters
 _GATHER_S = 0.01
@@ -63,7 +66,7 @@ class _Stream:
 
 def run_program(
     command: Sequence[str],
-    journal: JournalWriter,
+    folder: Path,
     *,
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -72,9 +75,11 @@ def run_program(
 ) -> Ended:
     """Run a program to its end, passing on signals that this process receives. Main thread only.
 
+    It is ended if the run is to end: with its process group if it runs in the background.
+
     Args:
         command: the program with its arguments.
-        journal: receives the output: t, stream ("out", "err"), text.
+        folder: the run's directory, whose journal receives the output.
         directory: that it runs in; None for this process's.
         environment: all its variables; None for this process's.
         foreground: use this process's input and terminal, and forward the output.
@@ -85,8 +90,9 @@ def run_program(
     """
     before = block_signals()
     try:
-        outputs = _Outputs(journal, foreground)
+        outputs = _Outputs(folder, foreground)
         process = _spawn(command, outputs, directory, environment, foreground, before - {*PASSED})
+        watch_down(folder, partial(_end, process, foreground))
         threading.Thread(target=_pass_signals, args=(process, outputs), name="signals", daemon=True).start()
         on_start()
         outputs.follow(process)
@@ -97,6 +103,13 @@ def run_program(
     return Ended(status if status >= 0 else 128 - status, outputs.problem or reason)
 
 
+def _end(process: subprocess.Popen[bytes], foreground: bool, number: int) -> None:
+    if number == signal.SIGKILL and not foreground and process.returncode is None:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+
+
 def block_signals() -> set[int | signal.Signals]:
     """Block the signals to be passed on, in this thread and in those started later; return the previous mask."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED, signal.SIGWINCH))
@@ -105,8 +118,8 @@ def block_signals() -> set[int | signal.Signals]:
 class _Outputs:
     """The two outputs of a program."""
 
-    def __init__(self, journal: JournalWriter, foreground: bool) -> None:
-        self._journal = journal
+    def __init__(self, folder: Path, foreground: bool) -> None:
+        self._folder = folder
         self._terminals: list[int] = []  # master sides of the pseudo terminals
         self.given: list[int] = []  # the program's ends
         self.problem: str | None = None
@@ -192,7 +205,8 @@ class _Outputs:
         if not text or self.problem:
             return
         try:
-            self._journal.append({"t": round(time.time(), 3), "stream": stream.name, "text": text})
+            entry = {"t": round(time.time(), 3), "stream": stream.name, "text": text}
+            journal.extend(self._folder / "output", (entry,), OUTPUT_BYTES)
         except OSError as error:  # its output still goes to the terminal, and the program continues
             self.problem = f"what it printed later could not be kept: {error.strerror}"
 
@@ -221,6 +235,7 @@ def _spawn(
             stdout=outputs.given[0],
             stderr=outputs.given[1],
             preexec_fn=prepare,  # noqa: PLW1509 - no other thread runs yet
+            process_group=None if foreground else 0,
         )
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be started: {error.strerror}.") from error

@@ -18,7 +18,6 @@ from typing import Any
 
 from skyward.errors import ConfigError, PoolError
 from skyward.model.instance import ENV_VAR
-from skyward.nodes.process_id import ProcessId
 from skyward.records.run import run_of_process
 
 SUFFIXES = (".json", ".bin", ".npy")
@@ -95,7 +94,7 @@ def _folder(name: str, function: str) -> Path:
             "keep it in the program."
         )
     try:
-        folder = run_of_process(ProcessId.of(os.getpid()).text) / name
+        folder = run_of_process() / name
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{function}: the record of this run cannot be written: {error}.") from error

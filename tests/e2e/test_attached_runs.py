@@ -17,6 +17,7 @@ import pytest
 
 from scripts.stand import faults
 from scripts.stand.place import Stand
+from tests import journals
 from tests.e2e.test_runs import CALLS, check, detached, home, printed
 from tests.waiting import wait_until
 
@@ -57,7 +58,7 @@ def test_a_run_is_ended_with_its_pools(provider: str, home: Path) -> None:
     assert done.stdout.splitlines()[0] == f"run {run} ended at this machine", done.stderr
     assert command("attach", run).returncode == 143
     assert command("down", run).stdout.splitlines()[0] == f"run {run} had ended before at this machine (ended by down)"
-    pools = {path.name for path in (home / run / "pools").iterdir()}
+    pools = set(journals.facts(home / run).pools)
     assert pools
     assert not [each for each in events("ps", "--json") if each.get("pool") in pools]
 
@@ -107,7 +108,7 @@ def test_a_run_on_hosts_is_attached_to_from_another_machine(
     assert [each["value"] for each in told if each["event"] == "value"] == [[n * n for n in range(CALLS)]]
     assert not (tmp_path / "elsewhere").exists()
     assert command("attach", run).stdout == done_there(elsewhere, "logs", run, *where)
-    assert (home / run / "collected").exists()  # by the attach of the machine that has started it
+    assert journals.facts(home / run).is_collected  # by the attach of the machine that has started it
     clean(30)
 
 

@@ -18,8 +18,8 @@ import pytest
 
 import skyward as sky
 from scripts.stand.place import Host, Stand
-from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import runtime_base
+from skyward.records.run import is_held
 from tests import journals
 from tests.e2e.run_programs import PRINTING
 from tests.waiting import wait_until
@@ -44,10 +44,7 @@ def test_a_run_on_processes_outlives_what_started_it(home: Path) -> None:
     folder = ended(home / run)
 
     check(folder)
-    record = json.loads((folder / "run.json").read_text())
-    driver = ProcessId.parse(record["process"])
-    assert driver is not None
-    wait_until(driver.is_gone, 30)
+    wait_until(lambda: not is_held(folder), 60)
 
 
 def test_a_run_on_containers_outlives_what_started_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +63,7 @@ def test_a_run_on_containers_outlives_what_started_it(home: Path, monkeypatch: p
     (pool,) = re.findall(r"pool (\w{8}): 2 nodes ready", printed(folder, "err"))
     assert not engine.containers(f"skyward.pool={pool}")
     assert not (runtime_base() / f"skyward-{pool}").exists()
-    assert not any("hidden-7d1" in path.read_text() for path in folder.glob("*.json"))
+    assert not any("hidden-7d1" in path.read_text() for path in folder.glob("*.json*"))
 
 
 def test_a_run_on_hosts_outlives_the_machine_that_started_it(
@@ -79,11 +76,10 @@ def test_a_run_on_hosts_outlives_the_machine_that_started_it(
     first, second = stand.hosts[:2]
     assert f"skyward-run-{run}" in authorized(first)
     assert f"skyward-run-{run}" in authorized(second)
-    pointer = json.loads((home / run / "run.json").read_text())
-    assert pointer["place"] == facts["hosts"][0]
+    assert journals.facts(home / run).record.place == facts["hosts"][0]
 
     place = f"/root/.local/state/skyward/runs/{run}"
-    wait_until(lambda: "end.json" in first.run("ls", place), 240)
+    wait_until(lambda: '"ended"' in first.run("cat", f"{place}/run.jsonl"), 240)
     wait_until(lambda: not first.run("docker", "ps", "-aq", "--filter", f"label=skyward.run={run}"), 30)
 
     copy = fetched(first, place, home)
@@ -147,15 +143,13 @@ def detached(provider: str, *options: str) -> str:
 
 def ended(folder: Path) -> Path:
     """Wait for the end of a run."""
-    wait_until((folder / "end.json").exists, 240)
+    wait_until(lambda: journals.facts(folder).end is not None, 240)
     return folder
 
 
 def check(folder: Path) -> None:
     """All lines once each, in order per call; all results; the program had its arguments and said how it ended."""
-    assert json.loads((folder / "end.json").read_text()) | {"ended": 0} == {"status": 0, "ended": 0, "reason": None}, (
-        printed(folder, "err")
-    )
+    assert journals.end(folder) == (0, None), printed(folder, "err")
     assert json.loads((folder / "results.json").read_text()) == [number * number for number in range(CALLS)]
     lines = printed(folder, "out").splitlines()
     found = [match for line in lines if (match := re.search(r"(begin|end) (\d+)$", line))]

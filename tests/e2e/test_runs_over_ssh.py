@@ -21,7 +21,7 @@ from skyward.cli.main import main
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.records.journal import Entry
-from skyward.records.run import RunRecord
+from skyward.records.run import RunFacts, RunRecord
 from skyward.runs.follow import Losses, fetch, follow
 from skyward.runs.place import CHUNK, FileFacts, SshRuns
 from tests.e2e.sshd import Server, Site
@@ -94,30 +94,26 @@ def pointer_to(host: SshHost) -> RunRecord:
     )
 
 
-def record_of(place: SshRuns, name: str) -> RunRecord:
-    record = place.record(name)
-    assert record
-    return record
-
-
 def test_runs_of_a_machine_are_read_like_those_of_this_one(place: SshRuns, start: Start) -> None:
     """Records, output from any position, state, and what there is not."""
-    assert place.records() == []
+    assert place.names() == []
     done, killed = start("done", 3), start("killed", 2, 0.0, "kill")
     running = start("running", 1000, 0.1)
     done.wait()
     killed.wait()
 
-    assert sorted(record.id for record in place.records()) == ["done", "killed", "running"]
+    assert sorted(place.names()) == ["done", "killed", "running"]
+    assert [facts.record.id for facts in place.runs(ended=False)] == ["running"]
+    assert sorted(facts.record.id for facts in place.runs(ended=True)) == ["done", "killed", "running"]
     entries = list(place.entries("done", "output"))
     assert texts(entries) == ["line 0\n", "line 1\n", "line 2\n"]
     assert texts(list(place.entries("done", "output", entries[0].end))) == ["line 1\n", "line 2\n"]
-    phases = {name: place.state(record_of(place, name)).phase for name in ("done", "killed", "running")}
+    phases = {name: place.state(name).phase for name in ("done", "killed", "running")}
     assert phases == {"done": "ended", "killed": "killed", "running": "running"}
-    assert place.record("none") is None
+    assert place.facts("none") is None
     assert list(place.entries("none", "output")) == []
 
-    place.signal(record_of(place, "running"), "TERM")
+    place.ask_down("running")
     assert running.wait(60) == -signal.SIGTERM
 
 
@@ -148,7 +144,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(place: SshRuns, start: St
     run = start("train", 150, held=(20, 90))
     said: list[str] = []
     entries = []
-    following = follow(place, record_of(place, "train"), "output", Losses(place.name, "train", said.append))
+    following = follow(place, "train", "output", Losses(place.name, "train", said.append))
     while True:
         try:
             entries.append(next(following))
@@ -177,7 +173,7 @@ def test_a_machine_that_falls_silent_is_said_to_be_lost(
         raise RuntimeError(text)
 
     losses = Losses(place.name, "train", end)
-    following = follow(place, record_of(place, "train"), "output", losses)
+    following = follow(place, "train", "output", losses)
     next(following)
     processes = [server.process.pid, *descendants(server.process.pid)]
 
@@ -231,7 +227,7 @@ def test_a_pointer_leads_to_the_machine(
 
     assert main(["logs", "train"]) == 0
     assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
-    (there / "train-1" / "run.json").rename(there / "run.json")
+    (there / "train-1" / "run.jsonl").rename(there / "run.jsonl")
     assert main(["down", "train-1"]) == 6
     assert f"{host.name} has no record of run train-1 any more: it was removed there." in capfd.readouterr().err
     server.process.terminate()
@@ -256,7 +252,7 @@ def test_a_machine_without_a_program_that_this_takes_says_so(site: Site, there: 
     place = SshRuns(site.host(server, site.known(server)))
 
     with pytest.raises(ProviderError, match="there is no base64 on its PATH"):
-        place.records()
+        place.names()
 
 
 def test_results_are_fetched_before_the_machine_is_gone(
@@ -272,7 +268,7 @@ def test_results_are_fetched_before_the_machine_is_gone(
     pointer_to(host).write(tmp_path / "here" / "skyward" / "runs" / "train-1")
 
     assert main(["attach", "train"]) == 0
-    assert (there / "train-1" / "collected").exists()
+    assert RunFacts.of(there / "train-1").is_collected  # type: ignore[union-attr]
     server.process.terminate()
     server.process.wait()
     capfd.readouterr()

@@ -46,7 +46,7 @@ class Worker:
 
 @pytest.mark.parametrize("by", ["the next run", "another call", "the end of the pool"])
 def test_a_file_that_was_being_written_is_closed(tmp_path: Path, by: str) -> None:
-    checkpoints = Checkpoints(tmp_path, "")
+    checkpoints = Checkpoints(tmp_path)
     task = Call()
     Worker(checkpoints, task).begin_a_file()
     (store,) = checkpoints._stores.values()
@@ -71,5 +71,5 @@ def test_where_the_run_has_no_record_the_parameter_is_named(tmp_path: Path, monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv("SKYWARD_RUN", raising=False)
     monkeypatch.setattr("skyward.records.run._own", None)
-    error = Worker(Checkpoints(None, ""), Call()).ask(op="last")["error"]
+    error = Worker(Checkpoints(None), Call()).ask(op="last")["error"]
     assert "cannot be written" in error and "ComputePool(checkpoints=...)" in error

@@ -12,34 +12,33 @@ import sys
 import time
 from pathlib import Path
 
-from skyward.nodes.process_id import ProcessId, current_user
-from skyward.records.journal import JournalWriter
-from skyward.records.run import RunRecord, write_json
+from skyward.nodes.process_id import current_user
+from skyward.records import journal
+from skyward.records.run import RunRecord, hold, note, watch_down
 
 
 def main(folder: Path, lines: int, pause_s: float, end: str, held: frozenset[int] = frozenset()) -> None:
     """Be the run."""
-    own = ProcessId.of(os.getpid())
+    hold(folder)
     RunRecord(
         id=folder.name,
         program="printing.py",
         started=time.time(),
         directory=str(Path.cwd()),
         user=current_user(),
-        pid=own.pid,
-        process=own.text,
     ).write(folder)
-    output = JournalWriter(folder / "output")
+    watch_down(folder, lambda number: os.kill(os.getpid(), number))
     print("started", flush=True)
     for number in range(lines):
         if number in held:
             sys.stdin.readline()
         stream = "err" if number % 4 == 3 else "out"
-        output.append({"t": time.time(), "stream": stream, "text": f"line {number}\n"})
+        entry = {"t": time.time(), "stream": stream, "text": f"line {number}\n"}
+        journal.extend(folder / "output", (entry,), 1 << 30)
         time.sleep(pause_s)
     if end == "kill":
-        os.kill(own.pid, signal.SIGKILL)
-    write_json(folder / "end.json", {"status": int(end), "ended": time.time(), "reason": None})
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(folder, "ended", status=int(end), reason=None)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from skyward.cli.main import main
 from skyward.records import pools
-from skyward.records.run import RunRecord, write_json
+from skyward.records.run import RunRecord, note
 from tests.unit.runs.conftest import Start
 
 SKYWARD = (sys.executable, "-m", "skyward")
@@ -60,7 +60,7 @@ def test_a_run_that_was_killed_is_said_to_be(start: Start, capfd: pytest.Capture
 
     said = capfd.readouterr()
     assert said.out == lines(range(5))
-    assert "Run train-1 is gone from this machine and has not said how it ended" in said.err
+    assert "Run train-1 ended without a result: it was killed, or the machine was restarted." in said.err
 
 
 def test_ctrl_c_detaches(start: Start) -> None:
@@ -128,16 +128,15 @@ def test_logs_show_what_was_printed_after_the_end(start: Start, capfd: pytest.Ca
 def _with_pool(runs: Path, run: str, pool: str, name: str | None, text: str, at: float) -> None:
     """Record that a program had a pool from a time on, and what its nodes printed for it."""
     (runs / run).mkdir(parents=True)
-    RunRecord(id=run, program=f"{run}.py", started=1.0, directory="/", user="u@h", process="0,0,x").write(runs / run)
-    write_json(runs / run / "end.json", {"status": 0, "ended": 2.0, "reason": None})
+    RunRecord(id=run, program=f"{run}.py", started=1.0, directory="/", user="u@h").write(runs / run)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SKYWARD_RUN", str(runs / run))
-        patched.setattr(pools, "_writer", pools._Writer())
-        record = pools.PoolRecord(pool, "0,0,x", print, name=name)
+        patched.setattr(time, "time", lambda: at)
+        record = pools.PoolRecord(pool, print, name=name)
         record.event("opening")
         record.output(f"{text}\n", node=0, rank=0, call=1, error=False)
         record.close()
-    os.utime(runs / run / pools.POOLS / pool, (at, at))
+    note(runs / run, "ended", status=0, reason=None)
 
 
 def test_logs_of_a_kept_pool_show_all_its_programs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,9 +168,8 @@ def test_logs_of_a_node_that_is_not_there_say_which_are(
     _with_pool(runs, "z-1", "bbbb0001", "warm", "first", 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SKYWARD_RUN", str(runs / "z-1"))
-        patched.setattr(pools, "_writer", pools._Writer())
         for pool in ("bbbb0001", "cccc0001") if name == "z-1" else ("bbbb0001",):
-            record = pools.PoolRecord(pool, "0,0,x", print, name="warm")
+            record = pools.PoolRecord(pool, print, name="warm")
             record.event("opening")
             record.event("node_ready", node=2, host="h")
             record.close()
@@ -199,7 +197,7 @@ def test_the_name_of_a_run_is_not_empty(start: Start, tmp_path: Path, capfd: pyt
 
     for command in (["logs"], ["attach"], ["result"]):
         assert main([*command, ""]) == 2
-        assert "A run has a name, and the one given is empty." in capfd.readouterr().err
+        assert "The name of a run cannot be empty." in capfd.readouterr().err
     assert main(["run", "--name", "", str(tmp_path / "program.py")]) == 2
     assert "'' cannot be the name of a run" in capfd.readouterr().err
 
@@ -214,16 +212,15 @@ def test_logs_of_a_run_that_goes_on_say_so(start: Start, capfd: pytest.CaptureFi
     assert capfd.readouterr().out == lines(range(100))
 
 
-def test_a_record_of_a_process_that_is_long_gone_is_not_taken_for_another(
-    start: Start, runs: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A number that another process has now tells nothing: the time of its start does."""
-    start("train-1", 1, 0.0, "kill").wait()
-    record = json.loads((runs / "train-1" / "run.json").read_text())
-    number, _, rest = record["process"].partition(",")
-    record["process"] = f"{os.getpid()},{rest}"
-    (runs / "train-1" / "run.json").write_text(json.dumps(record))
+def test_damaged_lines_lose_only_themselves(start: Start, runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Which is said; a record that begins with one is refused."""
+    start("train-1").wait()
+    path = runs / "train-1" / "run.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\nx\xff{\n", 1))
 
-    assert main(["attach", "train-1"]) == 6
-    assert "was killed" in capfd.readouterr().err
-    assert number != str(os.getpid())
+    assert main(["result", "train-1"]) == 0
+    said = capfd.readouterr().err
+    assert "ended with status 0" in said and "damaged lines (1)" in said
+    path.write_bytes(b"x" + path.read_bytes())
+    assert main(["result", "train-1"]) == 6
+    assert "The record of run train-1 on this machine cannot be read" in capfd.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -70,10 +69,9 @@ def test_a_program_finds_what_python_would_give_it(home: Path) -> None:
     assert (done.stderr, done.returncode) == ("é\n", 7)
     folder = only(home)
     assert kept(folder) == {"out": done.stdout, "err": done.stderr}
-    assert json.loads((folder / "end.json").read_text())["status"] == 7
-    record = json.loads((folder / "run.json").read_text())
-    assert record["program"] == name
-    assert record["arguments"] == ["--debug", "-m", "--", "--name=x"]
+    assert journals.end(folder) == (7, None)
+    record = journals.facts(folder).record
+    assert (record.program, record.arguments) == (name, ["--debug", "-m", "--", "--name=x"])
     assert folder.stat().st_mode & 0o077 == 0
 
 
@@ -156,8 +154,7 @@ def test_a_program_that_is_killed_is_reported_as_shells_do(home: Path) -> None:
     done = run(program("import os, sys; print('so far', flush=True); os.kill(os.getpid(), 9)"))
 
     assert (done.stdout, done.returncode) == ("so far\n", 137)
-    end = json.loads((only(home) / "end.json").read_text())
-    assert (end["status"], end["reason"]) == (137, "ended by SIGKILL")
+    assert journals.end(only(home)) == (137, "ended by SIGKILL")
 
 
 def test_the_program_ends_with_a_killed_command(home: Path) -> None:
