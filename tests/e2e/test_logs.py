@@ -124,8 +124,9 @@ def test_the_record_of_much_output_is_bounded(
 ) -> None:
     """The oldest goes, which is said; the last line is there."""
     monkeypatch.setattr(pools, "NODES_BYTES", 4 * 1024**2)
-    monkeypatch.setenv("SKYWARD_RUN", str(tmp_path / "skyward" / "runs" / "much"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("SKYWARD_RUN", str(runs_folder() / "much"))
+    (runs_folder() / "much").mkdir(parents=True)
     with new_pool(display="quiet") as pool:
         sky.compute(functions.print_much)(12) >> pool
     size = sum(path.stat().st_size for path in (runs_folder() / "much" / "nodes").iterdir())
