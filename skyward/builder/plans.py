@@ -8,6 +8,7 @@ from the builder's cache, and replaces the image under the tag.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -18,8 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from skyward.builder.base import check_base, facts_of_base, noted_libc, replaced_python
-from skyward.builder.dockerfile import base_build
+from skyward.builder.base import check_base, facts_of_base, replaced_python
 from skyward.builder.events import Event, Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.folders import cache_folder, cache_path, gone_without, read, write
@@ -28,9 +28,8 @@ from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_
 from skyward.builder.packages.metadata import LocalPackage, located
 from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.store import EngineImages, ImageFacts, is_known, note_content
-from skyward.errors import BuildError, ImageNotFoundError
+from skyward.errors import BuildError, ConfigError, ImageNotFoundError
 from skyward.image import (
-    BaseBuild,
     BaseFacts,
     Copied,
     Lock,
@@ -38,7 +37,6 @@ from skyward.image import (
     check_python,
     compile,  # noqa: A004
     default_base,
-    settled,
 )
 from skyward.model.image import Dockerfile, Image
 
@@ -51,12 +49,12 @@ if TYPE_CHECKING:
 class Base:
     """A base image for a build: the reference for FROM, and the digest that identifies its content.
 
-    `facts` are the engine's; None if the base still has to be built.
+    `facts` are the engine's.
     """
 
     reference: str
     digest: str
-    facts: ImageFacts | None = None
+    facts: ImageFacts
 
 
 def plan_for(
@@ -88,13 +86,12 @@ def plan_for(
     entry = entry_for(file, request) if file is not None else None
     base = wanted.base(store, entry, file)
     named = base.reference if entry else wanted.named  # the name may refer to another image by now
-    given = facts_of_base(named, base.facts, store, request.platform) if base.facts else None
-    if given:
-        check_base(repr(named), given, request.image, python)
+    given = facts_of_base(repr(named), base.facts, store)
+    check_base(repr(named), given, request.image, python)
     if entry:
         lock = replace(entry.lock, sources=request.rules.sources)
     else:
-        lock = lock_requirements(replace(request, libc=wanted.libc(store, given)), upgrade=upgrade)
+        lock = lock_requirements(replace(request, libc=given.libc), upgrade=upgrade)
     return wanted.plan(base.reference, base.digest, lock=lock, given=given, code=wanted.code())
 
 
@@ -108,8 +105,7 @@ def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
     """
     check_python(image, python)
     wanted = _wanted(image, root, python, image.platform or platform)
-    base = wanted.base_build.tag if wanted.base_build else wanted.named
-    return wanted.plan(base, "", lock=None, code=wanted.code())
+    return wanted.plan(wanted.named, "", lock=None, code=wanted.code())
 
 
 def plan_on_machine(image: Image, *, python: str, platform: str, libc: str) -> Plan:
@@ -173,15 +169,14 @@ def lock_for(
         return last
     keeps_base = last is not None and last.is_pulled and newer != () and last.asked.get("base") == asked.get("base")
     base = wanted.base(store, last if keeps_base else None, file)
-    given = facts_of_base(base.reference, base.facts, store, request.platform) if base.facts else None
-    request = replace(request, libc=wanted.libc(store, given))
+    request = replace(request, libc=facts_of_base(repr(base.reference), base.facts, store).libc)
     preferred = last.lock.packages if last and newer != () else ()
     left = tuple(package for package in preferred if package.name not in (newer or ()))
     return Entry(
         platform=request.platform,
         python=python,
         asked=asked,
-        base="" if wanted.base_build else base.digest,
+        base="" if isinstance(image.base, Dockerfile) else base.digest,
         is_pulled="@" in base.reference,
         lock=last.lock if last and last.asked == asked and newer is None else lock_anew(request, left),
     )
@@ -202,7 +197,6 @@ class _Wanted:
 
     request: Request
     packages: tuple[LocalPackage, ...]
-    base_build: BaseBuild | None
     root: Path
 
     @property
@@ -234,14 +228,17 @@ class _Wanted:
             lock=lock,
             packages=package_files(self.packages),
             code=code,
-            base_build=self.base_build,
             given=given,
         )
 
     def base(self, store: EngineImages, entry: Entry | None = None, file: Path | None = None) -> Base:
-        """Return the base: that of an entry of a lock file, else the one that the engine has under its name."""
-        if self.base_build:
-            return Base(reference=self.base_build.tag, digest=f"dockerfile:{self.base_build.digest}")
+        """Return the base: that of an entry of a lock file, else the one that the engine has under its name.
+
+        A base from a Dockerfile is built first.
+        """
+        image, request = self.request.image, self.request
+        if isinstance(image.base, Dockerfile):
+            return _built_base(image.base, self.root, request.platform, image.secrets, store)
         named = self.named
         if entry is None or file is None or not entry.base:
             return resolve_base(named, store)
@@ -251,24 +248,6 @@ class _Wanted:
         if base.digest != entry.base:
             raise wrong_base(file, named, base.digest, entry)
         return base
-
-    def libc(self, store: EngineImages, given: BaseFacts | None) -> str:
-        """Return the C library of the base, or of the image from which a base is still to be built.
-
-        "" if neither is known.
-        """
-        made = self.base_build
-        if given or not made or not made.parent:
-            return given.libc if given else ""
-
-        def find() -> str:
-            parent = resolve_base(made.parent, store)
-            return facts_of_base(made.parent, parent.facts, store, made.platform).libc if parent.facts else ""
-
-        try:
-            return noted_libc(made.digest, find)
-        except ImageNotFoundError:  # the builder may have it, or other credentials; if not, it reports the error
-            return ""
 
 
 def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
@@ -281,8 +260,37 @@ def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
         rules=resolved.rules,
         projects=tuple((each.name, each.build) for each in resolved.packages if each.build),
     )
-    made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
-    return _Wanted(request=request, packages=resolved.packages, base_build=made, root=root)
+    return _Wanted(request=request, packages=resolved.packages, root=root)
+
+
+def _built_base(base: Dockerfile, root: Path, platform: str, secrets: Collection[str], store: EngineImages) -> Base:
+    """Build a base from a Dockerfile, mostly from the builder's cache, and return it; its id stands for its content.
+
+    Raises:
+        ConfigError: the Dockerfile or its context does not exist.
+        BuildError: a step failed.
+    """
+    from skyward.builder.docker.build import build_base  # not loaded for other bases
+
+    file, context = located(root, base.path), located(root, base.context)
+    if not file.is_file():
+        raise ConfigError(f"Image: base names the Dockerfile {base.path!r}, but there is no file {file}.")
+    if not context.is_dir():
+        raise ConfigError(f"Image: base.context is {base.context!r}, but there is no directory {context}.")
+    name = hashlib.sha256("\n".join((str(file), str(context), base.target or "", platform)).encode()).hexdigest()
+    tag = f"skyward:base-{name[:16]}"
+    build_base(file, context, tag, base.target, platform, secrets, store)
+    facts = store.inspect(tag)
+    if facts is None:
+        raise _elsewhere(tag, store.builder)
+    return Base(reference=tag, digest=facts.id, facts=facts)
+
+
+def _elsewhere(tag: str, docker_host: object) -> BuildError:
+    return BuildError(
+        f"The build of {tag} ended well, but the engine does not have the image. The docker command and skyward may "
+        f"use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
+    )
 
 
 def resolve_base(reference: str, store: EngineImages) -> Base:
@@ -360,7 +368,6 @@ def ensure(
 
     Raises:
         BuildError: the build failed.
-        ImageError: nothing can be built on the base from a Dockerfile.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
@@ -384,42 +391,28 @@ def _build(
     plan: Plan, store: EngineImages, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
 ) -> ImageFacts:
     # not loaded if nothing is built
-    from skyward.builder.docker.build import build, build_base, secret_values
+    from skyward.builder.docker.build import build, secret_values
 
     secrets = secret_values(plan.image.secrets)  # missing secrets are reported before anything is made
-    host = docker_host or os.environ.get("DOCKER_HOST")
+    host = docker_host or store.builder
     started, before = perf_counter(), store.inspect(plan.tag)
     ask = partial(store.inspect, plan.base)  # a request that a frozen engine does not answer
-    if plan.base_build and store.inspect(plan.base) is None:
-        report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
-        build_base(plan, report, host, secrets, ask)
-    if plan.base_build:
-        plan = _settled(plan, plan.base_build, store)
     if told := replaced_python(plan):
         report(note(told))
     report(note(f"building {plan.tag} from {plan.base}"))
     build(plan, report, host, secrets, cache, ask)
     made = store.inspect(plan.tag)
     if made is None:
-        raise BuildError(
-            f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "
-            f"and skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
-        )
+        raise _elsewhere(plan.tag, host)
+    if isinstance(plan.image.base, Dockerfile):
+        base = store.inspect(plan.base)
+        if base is None or base.id != plan.labels["skyward.base"]:
+            raise BuildError(f"The base from {plan.image.base} was built anew while {plan.tag} was built. Repeat it.")
     if before and (before.content or before.id) != (made.content or made.id):
         report(note(f"{plan.tag} was another image on the engine ({before.id[:19]}); the built one takes its place"))
     note_content(plan.tag, made.content, made.id)
     report(note(f"built {plan.tag} in {perf_counter() - started:.1f} s"))
     return made
-
-
-def _settled(plan: Plan, made: BaseBuild, store: EngineImages) -> Plan:
-    """Return the plan of an image whose base was just built from a Dockerfile."""
-    facts = store.inspect(plan.base)
-    if facts is None:
-        raise BuildError(f"The base {plan.base} was built, but the engine does not have it. Repeat it.")
-    given = facts_of_base(plan.base, facts, store, plan.platform)
-    check_base(f"from {made.dockerfile}", given, plan.image, plan.python)
-    return settled(plan, given)
 
 
 @contextmanager

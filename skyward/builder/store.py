@@ -14,7 +14,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from skyward.errors import ImageNotFoundError, RegistryError
 
 if TYPE_CHECKING:
     from skyward.engine import Images
-    from skyward.engine.images import ImageFiles
+    from skyward.model.ssh import SshHost
 
 # fields of https://github.com/opencontainers/image-spec/blob/main/config.md, and Docker's own
 _DECIDING = (
@@ -56,11 +55,9 @@ class ImageFacts:
         repo_digests: its names in registries, `repository@sha256:...`; empty for images made here.
         labels: its labels.
         size: bytes on the engine's disk.
-        platform: platform such as "linux/amd64"; "" if not requested.
-        config: the part of its configuration that describes how it is run, with the engine's key names; None if not
-            requested.
-        content: digest of the executed content, comparable between engines, see `skyward.builder.store`; "" if not
-            requested.
+        platform: platform such as "linux/amd64".
+        config: the part of its configuration that describes how it is run, with the engine's key names.
+        content: digest of the executed content, comparable between engines, see `skyward.builder.store`.
     """
 
     id: str
@@ -68,7 +65,7 @@ class ImageFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     platform: str = ""
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     content: str = ""
 
 
@@ -77,12 +74,20 @@ class EngineImages:
 
     Args:
         images: the engine's own interface to them.
-        report: receives messages about pulls; None for no messages.
+        report: receives messages about pulls and builds of bases; None for no messages.
+        builder: the machine whose docker command builds; None if the one here builds on the engine.
+
+    Attributes:
+        report: receives messages.
+        builder: address of the engine for the docker command, or the machine whose docker command builds.
     """
 
-    def __init__(self, images: Images, report: Report | None = None) -> None:
+    builder: str | SshHost | None = None
+
+    def __init__(self, images: Images, report: Report | None = None, builder: SshHost | None = None) -> None:
         self.images = images
-        self._report: Report = report or (lambda _: None)
+        self.report: Report = report or (lambda _: None)
+        self.builder = builder or images.url
 
     def inspect(self, ref: str) -> ImageFacts | None:
         """Return facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
@@ -91,9 +96,9 @@ class EngineImages:
             return None
         return facts_of(found)
 
-    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
-        """Open the files of an image on the engine for the duration of a `with` block; nothing of it is run."""
-        return self.images.files(ref)
+    def run(self, ref: str, script: str, arguments: Sequence[str]) -> str:
+        """Run a script in a container of an image, as root, and return what it prints; see `Images.run`."""
+        return self.images.run(ref, script, arguments)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
         """Return the instructions that made an image, first to last, and the bytes each has added."""
@@ -119,9 +124,9 @@ class EngineImages:
             credentials, failure = None, error
         auth = credentials.auth if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
-        self._report(note(f"pulling {tagged}"))
+        self.report(note(f"pulling {tagged}"))
         try:
-            self.images.pull(tagged, auth, paced(self._report, f"pulling {tagged}"))
+            self.images.pull(tagged, auth, paced(self.report, f"pulling {tagged}"))
         except ImageNotFoundError as error:
             if failure is None:
                 raise

@@ -233,6 +233,7 @@ def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
 def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Build an image that does not exist anywhere, and push it if it is not in the registry."""
     with output.listening(wanted.name) as report:
+        target.engine.report = report
         plan = target.plan(wanted)
         result = Result.of(plan)
         reference = target.reference(plan)

@@ -1,7 +1,7 @@
 """`skyward doctor`: runs the host checks of pools without a pool, on this machine and on machines reached by SSH.
 
 With `--json` there is one object per host and line: `host`, `engine` (version), `platform`, `cpus`, `memory_gb`,
-`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `can`, `cannot`, `ssh` (the SSH client), each
+`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `ssh` (the SSH client), each
 null or empty if unknown, and `findings`, each with `what` and `text`. For a Slurm cluster it has `host`, `slurm`
 (version), `platform`, `partitions`, `image_modes` (what is missing for each; "" if nothing is) and `findings`.
 """
@@ -105,8 +105,7 @@ def _show(reports: list[HostReport]) -> None:
     show_table([HEADINGS, *map(as_row, reports)])
     for report in reports:
         if report.builder:
-            lacking = f"; not {', '.join(report.cannot)}" if report.cannot else ""
-            click.echo(f"\n{report.host} builds with {report.builder}: {', '.join(report.can)}{lacking}")
+            click.echo(f"\n{report.host} builds images with {report.builder}")
     if findings := [finding for report in reports for finding in report.findings]:
         click.echo(f"\n{table(findings)}")
     if clients := {report.ssh for report in reports if report.ssh}:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +15,14 @@ from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Wanted
 from skyward.cli.output import Output
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import Plan
+from skyward.model.image import Dockerfile
 from skyward.model.image_fields import local_minor
 
 
 def check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Report whether an image exists, without building anything."""
     try:
-        with output.listening(wanted.name):
+        with output.listening(wanted.name) as target.engine.report:
             plan = target.plan(wanted)
         state, reason = _state(plan, target)
     except (EngineError, ImageError) as error:
@@ -68,7 +67,7 @@ def _annotated(plan: Plan, name: str) -> str:
 
 def show_changes(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Show what differs from the last build of this file here, and which layers must be rebuilt."""
-    with output.listening(wanted.name):
+    with output.listening(wanted.name) as target.engine.report:
         plan = target.plan(wanted)
     last = recall(wanted.key(plan))
     exists = is_known(plan.tag, target.engine.inspect(plan.tag))
@@ -88,14 +87,14 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--eject writes into a new or an empty folder, and {folder} is neither.")
-    with output.listening(wanted.name):
-        plan = target.plan(wanted)
-    words = _build_words(target)
-    if plan.base_build:
+    words = _build_words()
+    if isinstance(base := target.image_for(wanted).base, Dockerfile):
         raise ConfigError(
-            f"{wanted.name} starts from what {plan.base_build.dockerfile} makes, which --eject does not write. Build "
-            f"that with `{shlex.join(words).removeprefix('DOCKER_BUILDKIT=1 ')}` first, and name its image as base."
+            f"{wanted.name} starts from what {base} makes, which --eject does not write. Build that with "
+            f"`{shlex.join(words).removeprefix('DOCKER_BUILDKIT=1 ')}` first, and name its image as base."
         )
+    with output.listening(wanted.name) as target.engine.report:
+        plan = target.plan(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     write_context(folder, plan)
     with_usual_modes(folder)
@@ -106,15 +105,12 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
     return 0
 
 
-def _build_words(target: BuildTarget) -> list[str]:
-    """Return the first words of a build command: Podman's if it builds on the target's engine, else docker's."""
-    from skyward.builder.docker.command import answer, find_command
+def _build_words() -> list[str]:
+    """Return the first words of a build command: Podman's if it would build here, else docker's."""
+    from skyward.builder.docker.command import find_command
 
-    podman = os.environ.get("SKYWARD_DOCKER_CLI") or shutil.which("podman")
-    if podman is None or not answer(podman, "--version").startswith(("podman ", "buildah ")):
-        return ["DOCKER_BUILDKIT=1", "docker", "build"]  # without asking an engine
     try:
-        command = find_command(docker_host=target.images.url)
+        command = find_command()
     except EngineError:  # nothing on this machine can build; another one may
         command = None
     if command is None or not command.is_podman:

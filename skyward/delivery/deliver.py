@@ -85,7 +85,7 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
         ImageError: it cannot be built, pushed, pulled, or sent to a machine.
         EngineError: an engine refuses or does not answer.
     """
-    store = EngineImages(Images(target.engine), report)
+    store = EngineImages(Images(target.engine), report, target.docker_host)
     if (ready := prepared_image(image, cluster.spec)) and (found := _where_wanted(ready, target, store)):
         return found
     plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)

@@ -1,18 +1,13 @@
 """The images of an engine over its HTTP API: `Images` inspects, pulls and pushes them; `save` and `load` copy them.
 
 It needs only the standard library: to learn that an image exists, loading the docker SDK would take a hundred times as
-long as the engine takes to answer. `Images` is safe to use from several threads. `ImageFiles` reads files of an image
-without running any of it.
+long as the engine takes to answer. `Images` is safe to use from several threads.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import posixpath
 import re
-import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -34,8 +29,6 @@ if TYPE_CHECKING:
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
 _IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which only a failed request shows
 Response = tuple[int, Message, bytes]  # status, header, content
-_STAT = "X-Docker-Container-Path-Stat"  # https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container
-_DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes in Go's os.FileMode
 _CHUNK = 1 << 18
 _TRANSFER_S = 600.0  # of silence: registries with slow stores, and old engines of Podman, say nothing for minutes
 _ABSENT = r"manifest unknown|name unknown|name not known"
@@ -215,23 +208,36 @@ class Images:
                     follow(sum(sent for sent, _ in layers.values()), sum(total for _, total in layers.values()))
         return "", digest
 
-    @contextmanager
-    def files(self, ref: str) -> Iterator[ImageFiles]:
-        """Open the files of an image for the duration of a `with` block, through a container that is never started.
+    def run(self, ref: str, script: str, arguments: Sequence[str] = ()) -> str:
+        """Run a script with the shell of an image, as root and without a network, and return what it prints.
+
+        The engine removes the container when the script has ended, also if this client is gone by then.
 
         Raises:
-            EngineError: the engine refuses, or does not have the image.
+            EngineError: the engine refuses, does not have the image, or the image has no shell.
         """
-        wanted = {"Image": ref, "Cmd": ["true"], "Entrypoint": [], "NetworkDisabled": True}
-        action = f"look into image {ref}"
-        status, answer = self._ask("POST", "/containers/create", action, body=wanted)
-        if status == 404:
-            raise translate(action, self.url, _message(answer, "no such image"))
-        container = answer["Id"]
+        wanted = {
+            "Image": ref,
+            "User": "0:0",
+            "Entrypoint": ["/bin/sh", "-c", script, "sh"],
+            "Cmd": list(arguments),
+            "Tty": True,
+            "Healthcheck": {"Test": ["NONE"]},
+            "NetworkDisabled": True,
+            "HostConfig": {"AutoRemove": True},
+        }
+        action = f"run a script in image {ref}"
+        container = self._ask("POST", "/containers/create", action, (), wanted)[1]["Id"]
         try:
-            yield ImageFiles(lambda method, path: self._exchange(method, f"/containers/{container}{path}", action))
+            with closing(_line(self._place)) as line, self._told(line, action):
+                line.request("POST", f"/containers/{container}/attach?stream=1&stdout=1&stderr=1")
+                with line.getresponse() as output:
+                    self._ask("POST", f"/containers/{container}/start", action, ())
+                    return output.read().decode(errors="replace")
         finally:
-            self._ask("DELETE", f"/containers/{container}?force=1&v=1", f"remove container {container[:12]}")
+            self._ask(
+                "DELETE", f"/containers/{container}?force=1&v=1", f"remove container {container[:12]}", (404, 409)
+            )
 
     def close(self) -> None:
         """Close the connection; another request would open a new one."""
@@ -298,46 +304,6 @@ def _message(answer: Any, otherwise: str) -> str:
 
 def _quoted(ref: str) -> str:
     return quote(ref, safe="/:@")
-
-
-class ImageFiles:
-    """Reader of files in the container made by `Images.files`.
-
-    Args:
-        ask: sends a request (method, path below the container) to the engine.
-    """
-
-    def __init__(self, ask: Callable[[str, str], Response]) -> None:
-        self._ask = ask
-
-    def find(self, path: str) -> str | None:
-        """Return the path of a file with all links followed; None if there is no file."""
-        seen = [path]
-        while True:
-            status, header, _ = self._ask("HEAD", _archive(seen[-1]))
-            about = json.loads(base64.b64decode(header[_STAT])) if status == 200 else {}
-            target = str(about.get("linkTarget") or "")
-            if not about or not about["mode"] & _LINK or not target:  # for a regular file Podman reports its own path
-                return seen[-1] if about and not about["mode"] & _DIRECTORY else None
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(seen[-1]), target))
-            if target in seen:  # circular links
-                return None
-            seen.append(target)
-
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a file with links followed; None if there is none."""
-        found = self.find(path)
-        status, _, content = self._ask("GET", _archive(found)) if found else (404, {}, b"")
-        if status != 200:
-            return None
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            member = archive.next()
-            file = archive.extractfile(member) if member and member.isfile() else None
-            return file.read() if file else None
-
-
-def _archive(path: str) -> str:
-    return f"/archive?{urlencode({'path': path})}"
 
 
 def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:

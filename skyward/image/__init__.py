@@ -3,18 +3,16 @@
 It is pure: it reads no clock, working directory, network, environment or file; `skyward.builder` does the rest.
 """
 
-from skyward.image.compiler import EPOCH, check_python, compile, default_base, settled  # noqa: A004 - the one verb
+from skyward.image.compiler import EPOCH, check_python, compile, default_base  # noqa: A004 - the one verb
 from skyward.image.lock import Lock, Package, requirements_file
-from skyward.image.plan import BaseBuild, BaseFacts, Copied, Interpreter, Layer, Plan, with_origin
+from skyward.image.plan import BaseFacts, Copied, Layer, Plan, with_origin
 from skyward.image.steps import TIME
 
 __all__ = [
     "EPOCH",
     "TIME",
-    "BaseBuild",
     "BaseFacts",
     "Copied",
-    "Interpreter",
     "Layer",
     "Lock",
     "Package",
@@ -23,6 +21,5 @@ __all__ = [
     "compile",
     "default_base",
     "requirements_file",
-    "settled",
     "with_origin",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 from skyward.errors import ConfigError
 from skyward.image import steps
 from skyward.image.lock import BELOW_APT, TIERS, Lock, tier_files
-from skyward.image.plan import BaseBuild, BaseFacts, Copied, Layer, Plan, origin_of
+from skyward.image.plan import BaseFacts, Copied, Layer, Plan, origin_of
 from skyward.model.image import Image
 
 _LINE_BYTES = 65_000  # builders do not read lines of 64 KiB
@@ -53,7 +53,6 @@ def compile(  # noqa: A001 - it is what the package does
     lock: Lock | None = None,
     packages: tuple[Copied, ...] = (),
     code: Copied | None = None,
-    base_build: BaseBuild | None = None,
     given: BaseFacts | None = None,
 ) -> Plan:
     """Compile the plan of an image.
@@ -69,7 +68,6 @@ def compile(  # noqa: A001 - it is what the package does
             lists, with sizes estimated from names alone; such a plan can be read but not built.
         packages: local wheels and projects.
         code: local code to bake in; None to send it.
-        base_build: the build of the base, if it is from a Dockerfile.
         given: facts about the base; None if not yet known: such a plan has the image's name, but must not be built.
 
     Raises:
@@ -97,34 +95,11 @@ def compile(  # noqa: A001 - it is what the package does
         copied=(*packages, *((code,) if code else ())),
         build_args=steps.newlines(image),
         lock=lock,
-        base_build=base_build,
         given=given,
         inputs=tuple(sorted(inputs.items())),
         identity=identity,
         tag=f"skyward:sky-{EPOCH}-{identity[:16]}",
         labels=MappingProxyType(labels),
-    )
-
-
-def settled(plan: Plan, given: BaseFacts) -> Plan:
-    """Return the plan of the same image with facts about its base, which are known by now; its name stays the same.
-
-    Raises:
-        ConfigError: see `compile`.
-    """
-    code = next((copied for copied in plan.copied if not copied.target), None)
-    return compile(
-        plan.image,
-        python=plan.python,
-        platform=plan.platform,
-        base=plan.base,
-        base_digest=plan.labels["skyward.base"],
-        runner_digest=json.loads(dict(plan.inputs)["runner"]),
-        lock=plan.lock,
-        packages=tuple(copied for copied in plan.copied if copied is not code),
-        code=code,
-        base_build=plan.base_build,
-        given=given,
     )
 
 

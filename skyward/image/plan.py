@@ -15,55 +15,37 @@ from skyward.model.image import Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
-    """A Python of a base.
-
-    Attributes:
-        path: the path by which it is called, such as "/app/.venv/bin/python".
-        version: its minor version, such as "3.11"; "" if its files do not show it.
-        environment: directory of its virtual environment; "" if there is none.
-    """
-
-    path: str
-    version: str
-    environment: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFacts:
     """The contents of a base image.
 
     Attributes:
         user: its user; "" if it names none.
         home: the value of its variable HOME; "" if not set.
-        entrypoint: its entry point.
-        runs_commands: whether that runs the command it receives, as an init or a script with `exec "$@"` does.
+        runs_commands: whether its entry point runs the command it receives, as an init or a script with `exec "$@"`
+            does.
         healthcheck: whether it has a health check.
         stop_signal: the signal that asks its containers to end; "" for the engine's default.
         shell: the shell of its own steps, unless that is /bin/sh.
         onbuild: instructions that it adds to builds.
-        pythons: the Pythons that are found by name, the preferred one first.
+        pythons: minor version and path of the Pythons that are found by name, the preferred one first.
         libc: "glibc 2.36", "musl", or "" if unknown.
         system: name of its distribution; "" if unknown.
         apt: whether it has apt-get.
-        cuda: version of CUDA; "" if there is none.
         missing: programs that skyward's steps need, and it lacks.
         unknown_names: names of its user and group that have no account.
     """
 
     user: str = ""
     home: str = ""
-    entrypoint: Sequence[str] = ()
     runs_commands: bool = True
     healthcheck: bool = False
     stop_signal: str = ""
     shell: Sequence[str] = ()
     onbuild: Sequence[str] = ()
-    pythons: Sequence[Interpreter] = ()
+    pythons: Sequence[tuple[str, str]] = ()
     libc: str = ""
     system: str = ""
     apt: bool = False
-    cuda: str = ""
     missing: Sequence[str] = ()
     unknown_names: Sequence[str] = ()
 
@@ -74,7 +56,7 @@ class BaseFacts:
         Raises:
             TypeError: the fields are those of another version.
         """
-        pythons = tuple(Interpreter(**each) for each in document.pop("pythons"))
+        pythons = tuple((version, path) for version, path in document.pop("pythons"))
         lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
         return cls(**{**document, **lists, "pythons": pythons})
 
@@ -84,8 +66,8 @@ class BaseFacts:
         return user_in_the_end(self.user, self.onbuild)
 
     def lacks(self, python: str) -> bool:
-        """Return whether it has no Python of a minor version, as far as known."""
-        return all(each.version not in (python, "") for each in self.pythons)
+        """Return whether it has no Python of a minor version."""
+        return all(version != python for version, _ in self.pythons)
 
 
 def user_in_the_end(user: str, onbuild: Sequence[str]) -> str:
@@ -135,31 +117,6 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseBuild:
-    """A base that is built first, from a Dockerfile of the user's.
-
-    Attributes:
-        dockerfile: its path on this machine.
-        target: the stage to build; None for the last.
-        platform: its platform.
-        digest: SHA-256 (hex) of the Dockerfile, the stage, the platform and the files.
-        tag: the name of the resulting image.
-        files: files it may copy: path in the context, and location on this machine.
-        parent: the image at its root; "" if unknown.
-        user: the user that its text names; "" if it names none.
-    """
-
-    dockerfile: str = field(compare=False)
-    target: str | None
-    platform: str
-    digest: str
-    tag: str
-    files: tuple[tuple[str, str], ...] = field(compare=False, repr=False)
-    parent: str = ""
-    user: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The complete input of a build, and the name of its result.
 
@@ -174,7 +131,6 @@ class Plan:
         copied: files of this machine that go into the build context.
         build_args: build arguments the text needs, by name.
         lock: the locked packages; None while they are not locked.
-        base_build: the build of its base, if it is from a Dockerfile.
         given: facts about its base; None if not yet known.
         inputs: everything that determines the image's content, by name, each as canonical JSON.
         identity: SHA-256 (hex) of the inputs, without origins.
@@ -192,7 +148,6 @@ class Plan:
     copied: tuple[Copied, ...] = field(default=(), repr=False)
     build_args: tuple[tuple[str, str], ...] = field(repr=False)
     lock: Lock | None = field(default=None, repr=False)
-    base_build: BaseBuild | None = None
     given: BaseFacts | None = field(default=None, repr=False)
     inputs: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     identity: str
@@ -201,10 +156,8 @@ class Plan:
 
     @property
     def user(self) -> str:
-        """The user of the image; "" if none is named. For a base still to be built, the one in its Dockerfile."""
-        if self.given is not None:
-            return self.given.user_in_the_end
-        return self.base_build.user if self.base_build else ""
+        """The user of the image; "" if none is named."""
+        return self.given.user_in_the_end if self.given else ""
 
 
 def with_origin(before: Image, after: Image, name: str) -> Image:

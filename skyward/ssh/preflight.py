@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -180,9 +179,7 @@ class HostReport:
         driver: version of the NVIDIA driver; "" without GPUs.
         cuda: the newest major version of CUDA that the driver supports.
         ahead_s: seconds that its clock is ahead of this machine's.
-        builder: name and version of its image builder; determined on this machine only.
-        can: optional features that the builder has.
-        cannot: optional features that it lacks.
+        builder: the command that builds images, with its version; determined on this machine only.
         ssh: name and version of the SSH client that reached it; None for this machine.
         findings: its problems.
     """
@@ -198,8 +195,6 @@ class HostReport:
     cuda: int | None = None
     ahead_s: float | None = None
     builder: str | None = None
-    can: tuple[str, ...] = ()
-    cannot: tuple[str, ...] = ()
     ssh: str | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -262,7 +257,7 @@ def host_report_of(machine: Machine) -> HostReport:
 
 def local_host_report(name: str) -> HostReport:
     """Return the report on this machine and its engine."""
-    from skyward.builder.docker.command import find_builder  # not loaded for checks of hosts for a pool
+    from skyward.builder.docker.command import find_command  # not loaded for checks of hosts for a pool
 
     try:
         engine = Engine.connect()
@@ -275,19 +270,18 @@ def local_host_report(name: str) -> HostReport:
         free = None
     else:
         free = disk.f_bavail * disk.f_frsize
-    findings, built = list(check_room(name, free)), dict[str, Any]()
+    findings, builder = list(check_room(name, free)), None
     try:
-        in_containerd = "io.containerd.snapshotter" in json.dumps(about.get("DriverStatus"))
-        builder = find_builder(engine.version, in_containerd=in_containerd, docker_host=engine.url)
-        if engine.is_podman and builder.name != "Buildah":
+        command = find_command(docker_host=engine.url)
+        if engine.is_podman and not command.is_podman:
             raise EngineError(
-                f"The engine is Podman's, and images would be built by {builder.command}, which cannot build there. "
-                "Install the podman command, and unset SKYWARD_DOCKER_CLI."
+                f"The engine is Podman's, on which {command.words[0]} cannot build images. Install the podman command, "
+                "and set SKYWARD_DOCKER_CLI=podman."
             )
-        built = {"builder": f"{builder.name} {builder.version}", "can": builder.can, "cannot": builder.cannot}
+        builder = command.version
     except EngineError as error:
         findings.append(Finding(name, "builder", str(error)))
-    return HostReport(host=name, **_of_engine(about, free), ahead_s=0.0, **built, findings=tuple(findings))
+    return HostReport(host=name, **_of_engine(about, free), ahead_s=0.0, builder=builder, findings=tuple(findings))
 
 
 def _of_engine(about: Mapping[str, Any], free: int | None) -> dict[str, Any]:

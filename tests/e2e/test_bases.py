@@ -199,7 +199,7 @@ def test_a_python_that_nobody_can_bring(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"bin/sh": "", "lib/ld-musl-x86_64.so.1": "", "etc/os-release": "PRETTY_NAME=Alpine"}, "musl (Alpine)"),
+        ({"bin/sh": ""}, "its programs cannot be run on the engine's machine"),
         ({"usr/bin/python3.11": ""}, "It has no shell"),
     ],
 )
@@ -220,5 +220,5 @@ def test_what_cannot_be_a_base(engine: Any, files: dict[str, str], said: str, tm
     finally:
         engine.images.remove(tag, force=True)
     assert built.returncode == 4
-    assert built.stderr.startswith(f"skyward: The base image '{tag}' cannot be built on. ")
+    assert built.stderr.startswith(f"skyward: The base image '{tag}' cannot be built on")
     assert said in built.stderr

@@ -11,15 +11,15 @@ import os
 import random
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyward.builder.docker.command import BuildCommand, find_command, run, run_there
-from skyward.builder.docker.output import BuildahProgress, Progress, base_failure, build_failure
-from skyward.builder.dockerfile import copy_base, images_of
+from skyward.builder.docker.command import BuildCommand, Folders, find_command, run, run_there
+from skyward.builder.docker.output import Progress, base_failure, build_failure
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
 from skyward.builder.folders import scratch_folder, why_not_writable
@@ -33,9 +33,11 @@ from skyward.model.ssh import SshHost
 
 if TYPE_CHECKING:
     from skyward.builder.registry.pushing import SharedCache
+    from skyward.builder.store import EngineImages
 
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
-BASE_LABEL = "skyward.dockerfile"  # label of bases built from a Dockerfile: its digest
+# registries in a Dockerfile, and whatever looks like one
+_REGISTRY = re.compile(r"(?<![\w./-])([\w-]+(?:\.[\w-]+)+(?::\d+)?|[\w-]+:\d+)/\w")
 _OF_THIS_MACHINE = ("unix://", "npipe://", "tcp://127.", "tcp://localhost")  # engines that share its network
 _PORTS_THERE = range(46000, 61000)  # of a remote build machine; only that machine knows which of them are free
 _MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
@@ -73,39 +75,54 @@ def build(
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
     """
-    with _place(plan, docker_host, secrets) as place:
-        write_context(place.folder / "context", plan)
-        progress = Progress(plan, report, secrets.values())
-        words = [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
+    progress = Progress(plan.layers, report, secrets.values())
+    with _place(docker_host, plan, secrets) as place:
+        context = place.folder / "context"
+        write_context(context, plan)
+        with_usual_modes(context)
+        words = ["--platform", plan.platform, "--tag", plan.tag]
+        words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
         logins = logins_for({*_registries([plan.base]), *([cache.place.registry] if cache else [])})
-        code = _run([*words, "--tag", plan.tag], progress, place, logins, alive, cache)
+        code = _run(words, progress, place, Folders(context), logins, alive, cache)
     if code:
         raise build_failure(plan, progress, code)
 
 
 def build_base(
-    plan: Plan,
-    report: Report,
-    docker_host: str | SshHost | None,
-    secrets: Mapping[str, bytes],
-    alive: Callable[[], object] | None = None,
+    file: Path,
+    context: Path,
+    tag: str,
+    target: str | None,
+    platform: str,
+    secrets: Collection[str],
+    store: EngineImages,
 ) -> None:
-    """Build the base of a plan's image from the user's Dockerfile; see `build`.
+    """Build an image from the user's Dockerfile.
+
+    Args:
+        file: the Dockerfile.
+        context: the directory whose files it may copy.
+        tag: name of the image.
+        target: the stage to build; None for the last.
+        platform: its platform.
+        secrets: names of secrets that it may read, if they have a value.
+        store: the images of the engine that builds.
 
     Raises:
         The same errors as `build`.
     """
-    base = plan.base_build
-    assert base is not None
-    progress = Progress(replace(plan, layers=()), report, secrets.values())
-    with _place(plan, docker_host, secrets) as place:
-        copy_base(place.folder, base)
-        words = ["--target", base.target] if base.target else []
-        words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
-        images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
-        code = _run(words, progress, place, logins_for(_registries(images)), alive)
+    values: dict[str, bytes] = {}
+    for name in secrets:
+        with suppress(ConfigError):
+            values |= secret_values([name])
+    progress = Progress((), store.report, values.values(), f"building the base {tag} from {file}")
+    with _place(store.builder, None, values) as place:
+        words = ["--platform", platform, "--tag", tag, *(("--target", target) if target else ())]
+        registries = set(_REGISTRY.findall(file.read_text(encoding="utf-8", errors="replace")))
+        alive = partial(store.inspect, tag)
+        code = _run(words, progress, place, Folders(context, file), logins_for(registries), alive)
     if code:
-        raise base_failure(plan, progress, code)
+        raise base_failure(str(file), progress, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,69 +131,62 @@ class _Place:
 
     Attributes:
         host: address of the engine, or the machine whose docker command builds; None for the default of the one here.
-        folder: the folder for its context.
-        words: options of every build.
+        folder: a private folder.
         secrets: values passed to the build, by name.
         folders: server of this machine's package folders.
     """
 
     host: str | SshHost | None
     folder: Path
-    words: tuple[str, ...]
     secrets: Mapping[str, bytes] = field(repr=False)
     folders: FolderServer
 
 
 @contextmanager
-def _place(plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
+def _place(docker_host: str | SshHost | None, plan: Plan | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
     """Create the folder of a build, and serve this machine's package folders while it runs.
 
     A machine reached by SSH finds them at a port of its own.
     """
-    site, host, there = read_site(), docker_host, None
+    host, there = docker_host or os.environ.get("DOCKER_HOST"), None
     if isinstance(host, str) and host.startswith("ssh://"):
         host = SshHost.parse(host)
     if isinstance(host, SshHost):
         there = random.choice(_PORTS_THERE)  # noqa: S311 - no secret
-    elif host and not host.startswith(_OF_THIS_MACHINE):
-        site = without_folders(site)
     with scratch_folder("build") as folder, FolderServer(port_there=there) as server:
-        values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
-        words = ("--progress=plain", "--network=host", "--platform", plan.platform)
-        yield _Place(host, folder, words, values, server)
+        values = dict(secrets)
+        if plan is not None:
+            site = read_site()
+            if isinstance(host, str) and not host.startswith(_OF_THIS_MACHINE):
+                site = without_folders(site)
+            values["skyward_site"] = site_script(site, plan, server.url).encode()
+        yield _Place(host, folder, values, server)
 
 
 def _run(
     words: Sequence[str],
     progress: Progress,
     place: _Place,
+    given: Folders,
     logins: Logins,
     alive: Callable[[], object] | None,
     cache: SharedCache | None = None,
 ) -> int:
-    """Run a build from its folder, here or on the machine of an SSH address, and return its exit status.
+    """Run a build, here or on the machine of an SSH address, and return its exit status.
 
     `logins` are for the registries of images and layers that the builder pulls. The path of the context is unique, and
     its files keep their modification times: builders keep received files, and fetch only files whose size or time has
     changed.
     """
-    with_usual_modes(place.folder / "context")
-    words, host = [*place.words, *words], place.host
+    words, host = ["--progress=plain", "--network=host", *words, *(cache.words if cache else ())], place.host
     if isinstance(host, SshHost):
-        words += cache.words if cache else []
         forward = place.folders.forward
-        return run_there(host, words, progress, place.folder, secrets=place.secrets, logins=logins, forward=forward)
+        return run_there(host, words, progress, given, secrets=place.secrets, logins=logins, forward=forward)
     command = find_command(docker_host=host)
-    shared = cache.words if cache and not command.is_podman else []  # Podman's command has another format of cache
-    is_rootless = command.is_podman and os.geteuid() != 0
-    handing = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
-    with login(logins) as known, handing as given:
+    with login(logins) as known, handed_over(place.secrets, place.folder) as secrets:
         environment = {**_environment(command, host, place.folder), **known}
-        words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
-        follower = BuildahProgress(progress) if command.is_podman else progress
-        return run(
-            words, follower, folder=place.folder, environment=environment, alive=alive, is_podman=command.is_podman
-        )
+        words = [*command.words, *_proxies(), *secrets, *words, *given.words]
+        return run(words, progress, folder=place.folder, environment=environment, alive=alive)
 
 
 def _registries(images: Iterable[str]) -> set[str]:
@@ -249,12 +259,13 @@ def _proxies() -> list[str]:
 
 
 def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -> dict[str, str]:
-    environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
+    """Return the environment of a build, on the engine's own builder: others lack its images and its network."""
+    environment = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+    environment |= {"BUILDX_BUILDER": "default"} | ({"DOCKER_HOST": docker_host} if docker_host else {})
     # buildx keeps its state beside Docker's configuration, and builds nothing if it cannot write there
-    if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder()):
+    if not command.is_podman and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder()):
         environment["BUILDX_CONFIG"] = str(folder / "buildx")
-    return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})
+    return environment
 
 
 def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, bytes]:
@@ -284,24 +295,17 @@ def _value(name: str, environ: Mapping[str, str]) -> bytes:
 
 
 @contextmanager
-def handed_over(values: Mapping[str, bytes], folder: Path, *, is_rootless_podman: bool = False) -> Iterator[list[str]]:
+def handed_over(values: Mapping[str, bytes], folder: Path) -> Iterator[list[str]]:
     """Yield build options that pass secrets, valid during a `with` block.
 
     The docker command opens them in this process's memory (memfd_create), so they are on no disk and disappear with the
     process even if it is killed. Variables do not suffice, as one holds at most 128 KiB. On systems without such
-    memory, they are files in a folder.
-
-    Args:
-        values: values of the secrets, by name.
-        folder: a folder private to the build.
-        is_rootless_podman: whether the command runs in its own user namespace, from which the kernel does not allow
-            opening files of outside processes. It also gets files in the folder.
+    memory, they are files in a folder private to the build.
     """
     with ExitStack() as stack:
         words: list[str] = []
         for name, value in values.items():
-            in_memory = None if is_rootless_podman else _in_memory(value, stack)
-            source = in_memory or _in_file(name, value, folder)
+            source = _in_memory(value, stack) or _in_file(name, value, folder)
             words += ["--secret", f"id={name},type=file,src={source}"]
         yield words
 

@@ -1,7 +1,6 @@
-"""The docker command that builds: its selection, the capabilities of its builder, and its process, here or remote.
+"""The docker command that builds: its selection, and its process, here or on another machine.
 
-BuildKit is part of Docker's engine, Buildah of Podman. Old docker commands do not report BuildKit's version; it is then
-derived from the engine's (https://docs.docker.com/engine/release-notes/).
+BuildKit is part of Docker's engine. Podman's command takes the same arguments.
 
 The output of a process is followed line by line, and it is terminated with all its children. For a build on another
 machine, context and secrets are sent over SSH, and that machine's docker command builds. Nothing is installed there,
@@ -29,29 +28,14 @@ from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import IO, Any
 
-from skyward.builder.docker.output import BuildahProgress, Progress
+from skyward.builder.docker.output import Progress
 from skyward.builder.registry.auth import Logins, with_logins
 from skyward.errors import EngineError, EngineMissingError
 from skyward.image import TIME
+from skyward.model.ignore import Ignore
 from skyward.model.ssh import SshHost
 
 _PODMANS = ("podman ", "buildah ")  # first words of its version output
-Version = tuple[int, int]
-# minimum versions; pushing images with zstd, and whole caches, require a store in containerd
-_BUILDKIT: Mapping[str, Version] = {
-    "secrets": (0, 6),
-    "cache mounts": (0, 8),
-    "COPY --link": (0, 10),
-    "rewrite-timestamp": (0, 13),
-}
-_BUILDAH: Mapping[str, Version] = {
-    "secrets": (1, 23),
-    "cache mounts": (1, 24),
-    "COPY --link": (1, 41),
-    "rewrite-timestamp": (1, 41),
-}
-_IN_CONTAINERD = ("cache export", "zstd")
-_OF_ENGINES: Mapping[int, Version] = {20: (0, 8), 23: (0, 10), 24: (0, 11), 25: (0, 12), 26: (0, 13), 27: (0, 14)}
 _QUIET_S = 0.3
 _SILENCE_S = 3.0  # silence of a command before its engine is checked
 _GRACE_S = 5.0  # time for the command to cancel the build on the engine
@@ -77,30 +61,30 @@ if [ -d login ]; then
     done
     export DOCKER_CONFIG="$place/login" REGISTRY_AUTH_FILE="$place/login/config.json"
 fi
-time=$2
-shift 2
+shift
 for name in HTTP_PROXY HTTPS_PROXY FTP_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy ftp_proxy no_proxy all_proxy; do
-    if printenv "$name" >/dev/null; then set -- "$@" --build-arg "$name"; fi
+    if printenv "$name" >/dev/null; then set -- --build-arg "$name" "$@"; fi
 done
 build=
-clis=${SKYWARD_DOCKER_CLI:-docker /usr/bin/docker}
-for cli in $clis; do
-    "$cli" buildx version >/dev/null 2>&1 || continue
-    build="$cli buildx build --builder default --load --build-arg SOURCE_DATE_EPOCH=$time"
+for cli in ${SKYWARD_DOCKER_CLI:-docker /usr/bin/docker podman}; do
+    version=$("$cli" --version 2>/dev/null) || continue
+    case $version in
+    "Docker version "*)
+        version=${version#Docker version }
+        [ "${version%%.*}" -lt 23 ] || "$cli" buildx version >/dev/null 2>&1 || continue
+        build="$cli build"
+        ;;
+    *) build="$cli build --format=docker" ;;
+    esac
     break
 done
-[ "$build" ] || for cli in $clis; do
-    version=$("$cli" --version 2>/dev/null) && version=${version#Docker version }
-    [ "$version" ] && [ "${version%%.*}" -lt 23 ] && export DOCKER_BUILDKIT=1 && build="$cli build" && break
-done
-[ "$build" ] || command -v docker >/dev/null || ! command -v podman >/dev/null || build="podman build --format=docker"
 if [ -z "$build" ]; then
     command -v docker >/dev/null || { echo 'docker: command not found'; exit 127; }
     echo 'skyward: the docker command there has no buildx; install its package docker-buildx'; exit 1
 fi
-export BUILDX_NO_DEFAULT_ATTESTATIONS=1
+export DOCKER_BUILDKIT=1 BUILDX_NO_DEFAULT_ATTESTATIONS=1 BUILDX_BUILDER=default
 exec 3<&0
-$build "$@" "$place/context" </dev/null &
+$build "$@" </dev/null &
 pid=$!
 { cat >/dev/null; kill "$pid"; } <&3 >/dev/null 2>&1 &
 watch=$!
@@ -113,17 +97,56 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """The first words of a build command, and its kind: buildx's, Podman's, or else an old docker command's."""
+    """The first words of a build command, whether it is Podman's, and its version in its own words."""
 
     words: tuple[str, ...]
-    is_buildx: bool = False
-    is_podman: bool = False
+    is_podman: bool
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The build context of a build, and its Dockerfile if that is elsewhere."""
+
+    context: Path
+    file: Path | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """Options for a build command on this machine."""
+        return [*(("--file", str(self.file)) if self.file else ()), str(self.context)]
+
+    def pack(self, tar: tarfile.TarFile) -> list[str]:
+        """Add them to an archive, and return the options for a build command in the unpacked folder."""
+        ignored = Ignore(self._ignore_patterns())
+
+        def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            path = member.name.removeprefix("context").lstrip("/")
+            left_out = path and ignored(path) and not (member.isdir() and ignored.has_exceptions)
+            return None if left_out else _anonymous(member)
+
+        tar.add(self.context, "context", filter=wanted if self.file else _anonymous)
+        if not self.file:
+            return ["context"]
+        tar.add(self.file, "Dockerfile", filter=_anonymous)
+        return ["--file", "Dockerfile", "context"]
+
+    def _ignore_patterns(self) -> list[str]:
+        """Return the patterns that the builder uses: those beside the Dockerfile precede those of the context."""
+        for each in (
+            self.file and self.file.with_name(f"{self.file.name}.dockerignore"),
+            self.context / ".dockerignore",
+        ):
+            if each and each.is_file():
+                lines = each.read_text(encoding="utf-8-sig").splitlines()
+                return [line for line in lines if line.strip() and not line.startswith("#")]
+        return []
 
 
 def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | None = None) -> BuildCommand:
-    """Return a docker CLI with buildx, or one old enough to use the engine's own BuildKit; for Podman's engine, podman.
+    """Return the docker command that builds on an engine with BuildKit, or Podman's.
 
-    If SKYWARD_DOCKER_CLI is set, only that command is tried; else every `docker` on PATH, and /usr/bin/docker.
+    If SKYWARD_DOCKER_CLI is set, only that command is tried; else each `docker` on PATH, /usr/bin/docker, `podman`.
 
     Args:
         environ: environment variables.
@@ -133,59 +156,31 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
         EngineError: none of them can build.
     """
     chosen = environ.get("SKYWARD_DOCKER_CLI")
-    clis = [chosen] if chosen else _candidates(environ.get("PATH", ""))
-    if not chosen and (podman := _podman_instead(clis, environ, docker_host)):
-        clis = [podman]
     seen: list[str] = []
-    for cli in clis:
-        said = answer(cli, "buildx", "version")
-        if said and not said.startswith(_PODMANS):
-            # the engine's own builder, as others have neither its images nor its network; one time for all images, so
-            # that two clean builds have the same digest
-            options = f"--builder default --load --build-arg SOURCE_DATE_EPOCH={TIME}".split()
-            return BuildCommand((cli, "buildx", "build", *options), is_buildx=True)
-    for cli in clis:
-        said = answer(cli, "--version")
+    for cli in [chosen] if chosen else _candidates(environ.get("PATH", "")):
+        said = answer(cli, "--version").strip()
         if said.startswith(_PODMANS):  # also under docker's name, from the package podman-docker
-            return BuildCommand(_podman_words(cli, docker_host), is_podman=True)
+            there = ("--remote", "--url", docker_host) if docker_host else ()
+            # engines and registries must report the same about an image as with Docker's builder
+            return BuildCommand((cli, *there, "build", "--format=docker"), is_podman=True, version=said)
         version = re.search(r"version (\d+)\.", said)
-        # from 23 on, `docker build` is buildx or the legacy builder, which supports no mounts
-        if version and int(version[1]) < 23:
-            return BuildCommand((cli, "build"))
+        # up to 22 the command leads to the engine's own BuildKit; from 23 on it is the plugin buildx that does
+        if version and (int(version[1]) < 23 or answer(cli, "buildx", "version")):
+            return BuildCommand(
+                (cli, "build", "--build-arg", f"SOURCE_DATE_EPOCH={TIME}"), is_podman=False, version=said
+            )
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
     found = f"Found: {', '.join(seen)}." if seen else "No docker command was found on PATH."
     raise EngineError(
         f"Building an image takes the docker command with its buildx plugin. {found} Install buildx (the package "
         "docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point SKYWARD_DOCKER_CLI to a docker "
-        "that has it. With Podman's engine, install podman."
+        "that has it, or to podman."
     )
-
-
-def _podman_instead(clis: list[str], environ: Mapping[str, str], docker_host: str | None) -> str | None:
-    """Return Podman's command if there is no docker command, or if the engine is Podman's.
-
-    Docker's command cannot build there (https://github.com/containers/podman/issues/17836).
-    """
-    podman = shutil.which("podman", path=environ.get("PATH", ""))
-    if podman is None or not clis:
-        return podman
-    asked = ("version", "--format", "{{range .Server.Components}}{{.Name}};{{end}}")
-    where = ("--host", docker_host) if docker_host else ()
-    return podman if "Podman" in answer(clis[0], *where, *asked) else None
-
-
-def _podman_words(podman: str, docker_host: str | None) -> tuple[str, ...]:
-    """Return Podman's build command: local if it shares its store with the engine, else through the engine's socket."""
-    store = ("info", "--format", "{{.Store.GraphRoot}}")
-    there = ("--remote", "--url", docker_host) if docker_host else ()
-    is_own = not there or answer(podman, *store) == answer(podman, *there, *store) != ""
-    # engines and registries must report the same about an image as with Docker's builder
-    return (podman, *(() if is_own else there), "build", "--format=docker")
 
 
 def _candidates(path: str) -> list[str]:
     found = [shutil.which("docker", path=folder) for folder in [*path.split(os.pathsep), "/usr/bin"] if folder]
-    return list(dict.fromkeys(cli for cli in found if cli))
+    return list(dict.fromkeys(cli for cli in (*found, shutil.which("podman", path=path)) if cli))
 
 
 def answer(*words: str) -> str:
@@ -197,77 +192,14 @@ def answer(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
-    """The builder of an image.
-
-    Attributes:
-        name: "BuildKit" or "Buildah".
-        version: its version, as far as known: "0.13.1", or "0.8" as derived from the engine's.
-        command: the command that starts it.
-        can: its capabilities, of the names above.
-        cannot: the capabilities it lacks.
-    """
-
-    name: str
-    version: str
-    command: str
-    can: tuple[str, ...]
-    cannot: tuple[str, ...]
-
-
-def find_builder(
-    engine: str, *, in_containerd: bool, docker_host: str | None, environ: Mapping[str, str] = os.environ
-) -> Builder:
-    """Return the builder for an engine.
-
-    Args:
-        engine: version of the engine.
-        in_containerd: whether it keeps its images in containerd.
-        docker_host: its address.
-        environ: environment variables.
-
-    Raises:
-        EngineError: no command here can build on it.
-    """
-    command = find_command(environ, docker_host)
-    cli = command.words[0]
-    if command.is_podman:
-        said = answer(cli, "info", "--format", "{{.Host.BuildahVersion}}").strip()
-        return _builder("Buildah", said, cli, _BUILDAH, ())
-    where = ("--host", docker_host) if docker_host else ()
-    said = answer(cli, *where, "buildx", "inspect", "default") if command.is_buildx else ""
-    told = re.search(r"buildkit(?: version)?:\s*v(\S+)", said, re.IGNORECASE)
-    return _builder("BuildKit", told[1] if told else _of_engine(engine), cli, _BUILDKIT, _IN_CONTAINERD * in_containerd)
-
-
-def _builder(name: str, version: str, command: str, known: Mapping[str, Version], more: tuple[str, ...]) -> Builder:
-    numbers = _numbers(version)
-    can = (*(what for what, since in known.items() if numbers >= since), *more)
-    cannot = tuple(what for what in (*known, *_IN_CONTAINERD) if what not in can)
-    return Builder(name=name, version=version or "of unknown version", command=command, can=can, cannot=cannot)
-
-
-def _of_engine(engine: str) -> str:
-    major = _numbers(engine)[0]
-    fitting = [version for since, version in _OF_ENGINES.items() if since <= major]
-    return ".".join(map(str, fitting[-1])) if fitting else ""
-
-
-def _numbers(version: str) -> Version:
-    found = [int(number) for number in re.findall(r"\d+", version)[:2]]
-    return (found[0], found[1]) if len(found) == 2 else (0, 0)
-
-
 def run(
     words: Sequence[str],
-    progress: Progress | BuildahProgress,
+    progress: Progress,
     *,
     folder: Path,
     environment: Mapping[str, str],
     stdin: IO[bytes] | None = None,
     alive: Callable[[], object] | None = None,
-    is_podman: bool = False,
 ) -> int:
     """Run a command to its end and return its exit status; its output goes to `progress`.
 
@@ -280,7 +212,6 @@ def run(
         environment: its environment.
         stdin: its input, which stays open afterwards; closing it stops the command.
         alive: called repeatedly while the command is silent; its exceptions end the command.
-        is_podman: whether it is Podman's command, which on SIGINT ends at once and leaves the step running.
 
     Raises:
         EngineError: it could not be started.
@@ -311,7 +242,7 @@ def run(
             grace_s = 0.0  # there is no engine on which to cancel the build
             raise
         finally:
-            _end(process, grace_s, is_podman=is_podman)
+            _end(process, grace_s)
 
 
 def _write(source: IO[bytes], stdin: IO[bytes]) -> None:
@@ -321,7 +252,7 @@ def _write(source: IO[bytes], stdin: IO[bytes]) -> None:
         stdin.flush()
 
 
-def _follow(output: IO[bytes], progress: Progress | BuildahProgress, alive: Callable[[], object] | None) -> None:
+def _follow(output: IO[bytes], progress: Progress, alive: Callable[[], object] | None) -> None:
     """Pass on lines as they arrive, and report short silences, which show that a silent step is running."""
     rest = b""
     with DefaultSelector() as ready:
@@ -340,7 +271,7 @@ def _follow(output: IO[bytes], progress: Progress | BuildahProgress, alive: Call
                 return
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float, *, is_podman: bool) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """Interrupt a process and its children, and kill them after a grace period; do nothing if it has ended."""
     try:
         if process.stdin is not None:
@@ -348,8 +279,6 @@ def _end(process: subprocess.Popen[bytes], grace_s: float, *, is_podman: bool) -
                 process.stdin.close()
         elif process.poll() is not None:
             return
-        elif is_podman:
-            process.send_signal(signal.SIGHUP)  # Buildah's handler ends the step; its helpers must not receive it
         else:
             os.killpg(process.pid, signal.SIGINT)
         process.wait(grace_s)
@@ -365,21 +294,21 @@ def run_there(
     host: SshHost,
     words: Sequence[str],
     progress: Progress,
-    folder: Path,
+    given: Folders,
     *,
     secrets: Mapping[str, bytes] = MappingProxyType({}),
     logins: Logins = MappingProxyType({}),
     forward: str | None = None,
 ) -> int:
-    """Send a folder to a machine and run the docker build of its directory `context` there with these options.
+    """Send a build context to a machine and run the docker build there with these options.
 
-    Paths in the options are relative to the folder. Returns the exit status: the build's, or 255 if SSH failed.
+    Returns the exit status: the build's, or 255 if SSH failed.
 
     Args:
         host: the machine.
         words: options of the build.
         progress: receives its output.
-        folder: the folder to send.
+        given: the context to send, and its Dockerfile.
         secrets: sent with it and passed to the build, without a named file on this machine's disk.
         logins: registry logins for the docker command there, in addition to those of its own user.
         forward: a port of that machine that leads to one of this machine during the build, as ssh's option -R.
@@ -389,22 +318,21 @@ def run_there(
         EngineError: it does not forward ports.
     """
     options: tuple[str, ...] = ()
-    given: list[str] = []
+    words = ["--build-arg", f"SOURCE_DATE_EPOCH={TIME}", *words]
     if forward:  # a separate connection, as a shared one would keep the port
         host, options = replace(host, control=None), ("-o", "ExitOnForwardFailure=yes", "-R", forward)
     with TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
-            for path in sorted(folder.iterdir()):
-                tar.add(path, path.name, filter=_anonymous)
             for name, value in secrets.items():
                 _add_secret(tar, f"secrets/{name}", value)
-                given += ["--secret", f"id={name},type=file,src=secrets/{name}"]
+                words += ["--secret", f"id={name},type=file,src=secrets/{name}"]
             if logins:
                 _add_secret(tar, "login/config.json", json.dumps(with_logins(_config_there(host), logins)).encode())
+            words += given.pack(tar)
         size = packed.tell()
         packed.seek(0)
-        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *given, *words, options=options)
-        code = run(command, progress, folder=folder, environment=os.environ, stdin=packed)
+        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), *words, options=options)
+        code = run(command, progress, folder=given.context, environment=os.environ, stdin=packed)
     if code == UNREACHED and "port forwarding failed" in progress.ending:
         raise EngineError(
             f"The build on {host.url} needs packages from folders of this machine, and ssh could not forward a port to "

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from skyward.builder.events import Event, Kind, Report
+from skyward.builder.events import Event, Kind, Report, note
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.image import Layer, Plan
 from skyward.image.plan import origin_of
@@ -26,11 +26,11 @@ _HIDDEN = 4  # minimum length of secrets to hide; shorter ones would hide ordina
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
 _FETCHED = re.compile(r"(?:extracting )?sha256:[0-9a-f]{64} ")  # for a step whose layer comes from a registry
 _CACHE = re.compile(r"(?:im|ex)porting cache ")  # may fail without harm: missing layers are then built
-_BUILDAH_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: (\S+)(.*)")
-_BUILDAH_STAGE = re.compile(r" AS (\S+)\s*$", re.IGNORECASE)
-_BUILDAH_MADE = re.compile(r"--> ([0-9a-f]{6,}|Using cache\b.*|Pushing cache\b.*|Cache pulled from remote\b.*)")
-_BUILDAH_FAILED = re.compile(r"Error: (?:error )?building at STEP .*?(?:exit status (\d+))?$")
-_BUILDAH_COUNTED = ("RUN", "COPY", "ADD", "WORKDIR")
+# of Podman's command, which does not name the step when it prints a line; steps do not run in parallel
+_PODMAN_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: (.*)")
+_PODMAN_MADE = re.compile(r"--> (Using cache )?[0-9a-f]{6,}.*")
+_PODMAN_FAILED = re.compile(r"Error: (?:error )?building at STEP .*?(?:exit status (\d+))?$")
+_BY_CONTENT = re.compile(r"(,source=[^,\s]+)-[0-9a-f]{16}(?=,)")  # see `skyward.builder.docker.build.write_context`
 
 _ENGINE_GONE = re.compile(
     r"Cannot connect to the Docker daemon|error reading from server|transport is closing|code = Unavailable"
@@ -90,21 +90,30 @@ class Progress:
     """Parser of the output of one build.
 
     Attributes:
-        plan: the plan being built.
         failed: the layer whose step failed, once known.
         title: BuildKit's name of that step.
         log: the last lines of the build, or after a failure of the failed step.
     """
 
-    def __init__(self, plan: Plan, report: Report, secrets: Iterable[bytes] = ()) -> None:
-        """`secrets` are values to hide in all lines, in case a step prints them."""
+    def __init__(
+        self, layers: Iterable[Layer], report: Report, secrets: Iterable[bytes] = (), running: str = ""
+    ) -> None:
+        """Follow a build of these layers.
+
+        Args:
+            layers: the layers of the plan.
+            report: receives the events.
+            secrets: values to hide in all lines, in case a step prints them.
+            running: a note to report once a step runs.
+        """
         lines = [line for value in secrets for line in value.decode("utf-8", "replace").split("\n")]
         self._hidden = [line for line in lines if len(line.strip()) >= _HIDDEN]
-        self._layers = {
-            (layer.stage, layer.step): layer for layer in plan.layers if layer.step and layer.text.startswith("RUN")
-        }
-        self.plan = plan
+        runs = [layer for layer in layers if layer.step and layer.text.startswith("RUN")]
+        self._layers = {(layer.stage, layer.step): layer for layer in runs}
+        self._by_text = {_plain(layer.text.replace("\\\n", " ")): layer for layer in runs}
         self._report = report
+        self._running = running
+        self._podman: tuple[_Step, float] | None = None  # Podman's running step, and when it began
         self._steps: dict[str, _Step] = {}
         self._last: deque[str] = deque(maxlen=40)
         self.failed: Layer | None = None
@@ -129,7 +138,7 @@ class Progress:
             line = line.replace(secret, "***")
         found = _LINE.fullmatch(line)
         if not found:
-            if line.strip():
+            if line.strip() and not self._feed_podman(line):
                 self._last.append(line)
             return
         number, text = found.groups()
@@ -137,22 +146,51 @@ class Progress:
         if step is None:
             self._steps[number] = _Step(text, self._layer(text))
         elif _OUTPUT.match(text):
-            self._start(step)
-            step.lines.append(_OUTPUT.sub("", text, count=1))
-            self._tell(step, "output", line=step.lines[-1])
+            self._print(step, _OUTPUT.sub("", text, count=1))
         elif _FETCHED.match(text):
             self._cached(step)
         elif text.startswith("ERROR") and _CACHE.match(step.title):
             self._last.append(f"{step.title}: {text}")
         elif text.startswith("ERROR"):
-            self.failed, self.title = step.layer, step.title
-            self._last.append(text)
-            self._tell(step, "failed")
+            self._fail(step, text)
         elif text == "CACHED":
             self._cached(step)
         elif (done := _DONE.fullmatch(text)) and not step.is_cached:
             step.started = True
             self._tell(step, "done", seconds=float(done[1]))
+
+    def _feed_podman(self, line: str) -> bool:
+        """Process a line of Podman's command; return whether it belongs to a step."""
+        if begun := _PODMAN_STEP.fullmatch(line):
+            step = _Step(begun[1], self._by_text.get(_plain(begun[1])))
+            self._steps[line] = step
+            self._podman = step, monotonic()
+        elif self._podman is None:
+            return False
+        elif made := _PODMAN_MADE.fullmatch(line):
+            step, since = self._podman
+            self._podman = None
+            if made[1]:
+                self._cached(step)
+            else:
+                self._tell(step, "done", seconds=monotonic() - since)
+        elif failed := _PODMAN_FAILED.fullmatch(line):
+            self._fail(self._podman[0], f"exit code: {failed[1] or 'unknown'}")
+            self._podman = None
+            return False
+        else:
+            self._print(self._podman[0], line)
+        return True
+
+    def _print(self, step: _Step, line: str) -> None:
+        self._start(step)
+        step.lines.append(line)
+        self._tell(step, "output", line=line)
+
+    def _fail(self, step: _Step, text: str) -> None:
+        self.failed, self.title = step.layer, step.title
+        self._last.append(text)
+        self._tell(step, "failed")
 
     def _cached(self, step: _Step) -> None:
         if not step.is_cached:
@@ -169,6 +207,9 @@ class Progress:
             return
         step.started = True
         self._tell(step, "start")
+        if self._running and _STEP.match(step.title):
+            self._report(note(self._running))
+            self._running = ""
 
     def _tell(self, step: _Step, kind: Kind, *, line: str = "", seconds: float | None = None) -> None:
         if step.layer:
@@ -179,64 +220,9 @@ class Progress:
         return self._layers.get((found[1], int(found[2]))) if found else None
 
 
-class BuildahProgress:
-    """Translates Podman's build output into BuildKit's.
-
-    Buildah counts all instructions of a stage, BuildKit only those that make layers, and FROM only if it names an
-    image. Buildah does not name the step when a command prints, and its steps do not run in parallel
-    (https://github.com/containers/buildah/blob/main/imagebuildah/stage_executor.go).
-
-    Args:
-        progress: receives BuildKit's lines.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._first: dict[str, int] = {}  # number of the first step of each stage, as BuildKit counts
-        for layer in progress.plan.layers:
-            if layer.step is not None and layer.text.startswith(_BUILDAH_COUNTED):
-                self._first.setdefault(layer.stage, layer.step)
-        self._stage, self._step, self._number = "", 0, 0
-        self._began_s: float | None = None  # start of the running step; None between steps
-
-    def feed(self, line: str) -> None:
-        """Process one line of the build's output."""
-        if found := _BUILDAH_STEP.fullmatch(line):
-            self._begin(found[1].upper(), found[2])
-        elif found := _BUILDAH_MADE.fullmatch(line):
-            self._made(found[1])
-        elif found := _BUILDAH_FAILED.fullmatch(line):
-            if self._began_s is not None:
-                self._tell(f"ERROR: process did not complete successfully: exit code: {found[1] or 'unknown'}")
-                self._began_s = None
-            self._progress.feed(line)
-        elif self._began_s is not None:
-            self._tell(f"{monotonic() - self._began_s:.3f} {line}")
-        else:
-            self._progress.feed(line)
-
-    def quiet(self) -> None:
-        """Handle a silence of the command."""
-        self._progress.quiet()
-
-    def _begin(self, instruction: str, rest: str) -> None:
-        self._began_s = None
-        if instruction == "FROM":
-            named = _BUILDAH_STAGE.search(rest)
-            self._stage = named[1] if named else "stage"
-            self._step = self._first.get(self._stage, 1) - 1
-        if instruction in _BUILDAH_COUNTED:
-            self._step, self._number, self._began_s = self._step + 1, self._number + 1, monotonic()
-            self._tell(f"[{self._stage} {self._step}/{self._step}] {instruction}{rest}")
-
-    def _made(self, word: str) -> None:
-        if self._began_s is None:
-            return
-        self._tell("CACHED" if word.startswith("Using cache") else f"DONE {monotonic() - self._began_s:.1f}s")
-        self._began_s = None
-
-    def _tell(self, text: str) -> None:
-        self._progress.feed(f"#{self._number} {text}")
+def _plain(text: str) -> str:
+    """Return an instruction as it is compared: in one line, with mounted files by their own names."""
+    return _BY_CONTENT.sub(r"\1", " ".join(text.split()))
 
 
 def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
@@ -258,12 +244,11 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     return BuildError(message, step=progress.title, origin=origin, log=log)
 
 
-def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
+def base_failure(dockerfile: str, progress: Progress, exit_code: int) -> ImageError:
     """Return the error for a base whose build from the user's Dockerfile ended with this exit code."""
-    assert plan.base_build
-    log, origin = progress.log, f"your {plan.base_build.dockerfile}"
+    log, origin = progress.log, f"your {dockerfile}"
     where = f"at its step {progress.title}" if progress.title else "before or between its steps"
-    message = f"The base from {plan.base_build.dockerfile} failed to build {where}. "
+    message = f"The base from {dockerfile} failed to build {where}. "
     message += _advice(log, progress.ending, exit_code)[0]
     if tail := _tail(progress):
         message += f" Last lines:\n{tail}"
@@ -307,8 +292,8 @@ def _of_missing(missing: Missing) -> str:
 def _general_advice(log: str, ending: str, exit_code: int) -> str:
     if _PODMAN.search(ending):
         return (
-            "The engine has no BuildKit, as Podman's has none, so that docker's command cannot build there. Install "
-            "the podman command here, and unset SKYWARD_DOCKER_CLI."
+            "The engine is Podman's, on which docker's command cannot build. Install the podman command here, and set "
+            "SKYWARD_DOCKER_CLI=podman."
         )
     if _ENGINE_GONE.search(ending):
         return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skyward.builder.docker.command import find_command
+from skyward.builder.docker.command import answer, find_command
 from skyward.builder.events import Report, note, paced
 from skyward.builder.folders import scratch_folder
 from skyward.builder.registry.auth import ensure_repository, is_ecr, login, logins_for, registry_credentials
@@ -129,7 +129,7 @@ def push_zstd(image: str, target: str, *, report: Report, docker_host: str | Non
     """
     environment = {**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})}
     command = find_command(environment)
-    if not command.is_buildx:
+    if not answer(command.words[0], "buildx", "version"):
         raise EngineError(
             f"Compressing layers with zstd takes the docker command with its buildx plugin; {command.words[0]} has "
             "none. Install buildx, or push with gzip."

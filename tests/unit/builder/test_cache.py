@@ -8,7 +8,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.lock import Request, _read, _write
 from skyward.builder.site.index_server import _own_token
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
-from skyward.engine.images import ImageFiles
 from skyward.image import Lock
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
@@ -40,9 +38,6 @@ class Store(EngineImages):
         return ImageFacts(id="sha256:1", content="sha256:c") if ref == PLAN.tag else None
 
     def pull(self, ref: str) -> None:
-        raise AssertionError(ref)
-
-    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
         raise AssertionError(ref)
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied
 from skyward.image.lock import Lock, Package
 from skyward.model.image import Image
-from tests.unit.builder.fakes import Files, opened
 from tests.unit.image.images import compiled
 
 ROOT = Path(__file__).parents[3]
@@ -44,9 +42,6 @@ class Store(EngineImages):
 
     def pull(self, ref: str) -> None:
         raise AssertionError(ref)
-
-    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
-        return opened()
 
 
 @pytest.fixture
@@ -212,7 +207,8 @@ def test_buildx_uses_the_engines_own_builder(place: Path) -> None:
     """A builder elsewhere has neither the base images nor the loopback interface."""
     _docker(place, f'echo "$TAG" > {place}/built', buildx=True)
     ensure(PLAN, Store(place / "built"), print)
-    assert _calls(place)[0].startswith("buildx build --builder default --load ")
+    assert _calls(place)[0].startswith("build --build-arg SOURCE_DATE_EPOCH=")
+    assert "BUILDX_BUILDER=default\n" in (place / "env").read_text()
 
 
 def test_a_failed_build(place: Path) -> None:

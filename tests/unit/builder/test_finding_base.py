@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from skyward.builder.files.copied import runner_digest, runner_files
 from skyward.builder.store import EngineImages
 from skyward.errors import ImageNotFoundError
 from skyward.model.image import Image
-from tests.unit.builder.fakes import Files, opened
+from tests.unit.builder.fakes import printed
 
 DIGEST = "sha256:" + "d" * 64
 
@@ -35,9 +35,8 @@ class Engine(EngineImages):
             raise ImageNotFoundError(f"The registry has no {ref}.")
         self.here[ref] = self.registry[ref]
 
-    def files(self, ref: str) -> AbstractContextManager[Files]:
-        assert ref in self.here
-        return opened()
+    def run(self, ref: str, script: str, arguments: Sequence[str]) -> str:  # noqa: ARG002
+        return printed()
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 import socketserver
 import sys
-import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.unit.builder.fakes import DEBIAN
+from tests.unit.builder.fakes import printed
 
 
 class FakeEngine:
@@ -31,7 +28,7 @@ class FakeEngine:
         pushes: messages that a push or a pull answers with.
         registry: digests of the images in registries, by reference, or the message of a refusal.
         silence_s: before the last of them.
-        files: content of the files of every image by path; a string that begins with "->" is a link.
+        printed: output of the script that is run in a container.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,24 +40,17 @@ class FakeEngine:
         self.registry: dict[str, str] = {}
         self.silence_s = 0.0
         self.auth = ""
-        self.files: Mapping[str, str] = DEBIAN
+        self.printed = printed()
 
     def add(self, tag: str, *, labels: dict[str, str] | None = None, created: float = 0, size: int = 1000) -> None:
         """Give the engine an image."""
         self.images[tag] = {"Labels": labels or {}, "Created": created, "Size": size}
 
-    def look(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, str, bytes]:
-        """Status, what the header tells of the path, and content, for a request about files of a container."""
-        if not path.endswith("/archive"):
-            return (201, "", b'{"Id": "c0ffee"}') if method == "POST" else (204, "", b"")
-        content = self.files.get(query["path"][0])
-        if content is None:
-            return 404, "", b""
-        target = content.removeprefix("->") if content.startswith("->") else ""
-        # as Podman's engine does: of a file itself, its own path
-        mode = 0o777 | 1 << 27 if target else 0o644
-        about = json.dumps({"mode": mode, "linkTarget": target or query["path"][0]})
-        return 200, base64.b64encode(about.encode()).decode(), _tar(content) if method == "GET" else b""
+    def run(self, path: str) -> tuple[int, bytes]:
+        """Status and content for a request about a container."""
+        if path.endswith("/attach"):
+            return 200, self.printed.encode()
+        return (201, b'{"Id": "c0ffee"}') if path.endswith("/create") else (204, b"")
 
     def answer(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
         """Status and JSON document for a request."""
@@ -119,15 +109,6 @@ class FakeEngine:
         return (500, {"message": found}) if found else (404, {"message": "manifest unknown: manifest unknown"})
 
 
-def _tar(content: str) -> bytes:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as archive:
-        member = tarfile.TarInfo("file")
-        member.size = len(content.encode())
-        archive.addfile(member, io.BytesIO(content.encode()))
-    return whole.getvalue()
-
-
 @contextmanager
 def fake_engine(folder: Path) -> Iterator[FakeEngine]:
     """A fake engine that listens at a socket in a folder."""
@@ -142,21 +123,20 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             engine.auth = self.headers.get("X-Registry-Auth", "")
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if parts.path.startswith("/containers/"):
-                self._send(*engine.look(self.command, parts.path, parse_qs(parts.query)))
+                self._send(*engine.run(parts.path))
                 return
             status, document = engine.answer(self.command, parts.path, parse_qs(parts.query))
             is_transfer = parts.path.endswith(("/push", "/create"))
             many = document if isinstance(document, list) and is_transfer else [document]
             # an engine of Podman's ends the line of an empty answer as well
             lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else [b"\n"]
-            self._send(status, "", *lines)
+            self._send(status, *lines)
 
         do_POST = do_DELETE = do_HEAD = do_GET
 
-        def _send(self, status: int, about: str, *lines: bytes) -> None:
+        def _send(self, status: int, *lines: bytes) -> None:
             is_transfer = urlsplit(self.path).path.endswith(("/push", "images/create"))
             self.send_response(status)
-            self.send_header("X-Docker-Container-Path-Stat", about)
             self.send_header("Content-Length", str(sum(map(len, lines))))
             self.end_headers()
             for number, line in enumerate(lines, 1):

@@ -252,22 +252,12 @@ def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, m
     assert "Start Docker" not in str(caught.value)
 
 
-def test_files_of_an_image(engine: FakeEngine, images: Images) -> None:
-    """Links are followed, also relative ones; those that lead to each other lead nowhere. No container is left."""
-    engine.files = {
-        "/usr/bin/python": "->/usr/bin/python3",
-        "/usr/bin/python3": "->python3.11",
-        "/usr/bin/python3.11": "program",
-        "/one": "->/two",
-        "/two": "->/one",
-        "/broken": "->/nowhere",
-    }
+def test_a_script_in_an_image(engine: FakeEngine, images: Images) -> None:
+    """What it prints is read from its beginning on; no container is left."""
+    engine.printed = "one\ntwo\n"
 
-    with images.files("base:1") as files:
-        assert files.find("/usr/bin/python") == "/usr/bin/python3.11"
-        assert files.read("/usr/bin/python") == b"program"
-        assert [files.find(path) for path in ("/one", "/broken", "/nowhere")] == [None] * 3
-        assert files.read("/broken") is None
+    assert images.run("base:1", "echo one; echo two", ["word"]) == "one\ntwo\n"
 
-    assert engine.requests[0] == "POST /containers/create"
+    steps = [request.partition("?")[0].rpartition("/")[2] for request in engine.requests]
+    assert steps == ["create", "attach", "start", "c0ffee"]
     assert engine.requests[-1] == "DELETE /containers/c0ffee?force=1&v=1"

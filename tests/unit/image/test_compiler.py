@@ -22,7 +22,6 @@ from skyward.image import (
     TIME,
     BaseFacts,
     Copied,
-    Interpreter,
     Lock,
     Package,
     Plan,
@@ -41,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 CPU = "https://download.pytorch.org/whl/cpu"
 WHEEL = Copied(folder="local/lib", digest="d1", target="lib/lib-1.0-py3-none-any.whl", files=())
 CODE = Copied(folder="code", digest="d2", files=())
-PYTHON = Interpreter(path="/usr/bin/python3", version="3.11")
+PYTHON = ("3.11", "/usr/bin/python3")
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -515,7 +514,6 @@ def test_what_a_base_needs_besides() -> None:
     odd = BaseFacts(
         pythons=[PYTHON],
         home="/root",
-        entrypoint=["server"],
         runs_commands=False,
         healthcheck=True,
         stop_signal="SIGQUIT",
@@ -530,7 +528,7 @@ def test_what_a_base_needs_besides() -> None:
     assert "USER" not in text
     steps = [layer.step for layer in plan.layers if layer.step and layer.stage == "python"]
     assert steps[:2] == [1, 3]
-    usual = compiled(Image(), given=BaseFacts(pythons=[PYTHON], entrypoint=["tini", "--"]))
+    usual = compiled(Image(), given=BaseFacts(pythons=[PYTHON]))
     assert usual.dockerfile == compiled(Image()).dockerfile
 
 
@@ -545,7 +543,7 @@ def test_a_python_is_brought_where_the_base_has_another() -> None:
     script = (SCRIPTS / "python.sh").read_text()
     assert "uv python install" in script
     assert '"python$wanted-venv"' in script
-    own = compiled(image, python="3.12", given=BaseFacts(pythons=[replace(PYTHON, version="3.12")]))
+    own = compiled(image, python="3.12", given=BaseFacts(pythons=[("3.12", "/usr/bin/python3")]))
     assert "uv" not in own.dockerfile
     assert "step.sh python 3.12\n" in own.dockerfile
     assert own.tag == plan.tag

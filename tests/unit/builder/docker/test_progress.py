@@ -15,7 +15,7 @@ PLAN = compiled(torched(Image(pip=["rich"], apt=["git"], run=["make it"])))  # t
 
 def _fed(*lines: str) -> tuple[Progress, list[str]]:
     reported: list[str] = []
-    progress = Progress(PLAN, as_lines(reported.append))
+    progress = Progress(PLAN.layers, as_lines(reported.append))
     for line in lines:
         progress.feed(line)
     return progress, reported
@@ -147,7 +147,7 @@ def test_a_layer_from_a_registry_is_a_cached_one() -> None:
     events: list[Event] = []
     plan = compiled(Image(run=["one", "two"]))
     steps = {layer.name: layer.step for layer in plan.layers if layer.name.startswith("run ")}
-    progress = Progress(plan, events.append)
+    progress = Progress(plan.layers, events.append)
     digest = f"sha256:{'8a' * 32}"
     total = max(filter(None, steps.values()))
     for line in (
@@ -174,7 +174,7 @@ def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
     plan = compiled(Image(run=["one"]))
     (step,) = [layer.step for layer in plan.layers if layer.name == "run one"]
     events: list[Event] = []
-    progress = Progress(plan, events.append)
+    progress = Progress(plan.layers, events.append)
     progress.feed("#4 importing cache manifest from r.io/x:cache-amd64")
     progress.feed("#4 ERROR: r.io/x:cache-amd64: not found")
     assert (progress.failed, progress.title) == (None, "")
@@ -186,3 +186,36 @@ def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
     assert progress.failed.name == "run one"
     assert progress.log == "words"
     assert "not found" in progress.ending
+
+
+def test_the_steps_of_podman() -> None:
+    """They are told by their texts, in which mounted files have digests; the running one prints what has no name."""
+    plan = compiled(Image(run=["one", "two"]))
+    one, two = (
+        layer.text.replace(" \\\n   ", "").replace(",source=steps,", ",source=steps-0123456789abcdef,")
+        for layer in plan.layers
+        if layer.name.startswith("run ")
+    )
+    events: list[Event] = []
+    progress = Progress(plan.layers, events.append)
+    for line in (
+        "[1/2] STEP 1/3: FROM python:3.11-slim AS python",
+        f"[2/2] STEP 5/9: {one}",
+        "--> Using cache 4ee1d7ff9f2c",
+        "--> 4ee1d7ff9f2c",
+        f"[2/2] STEP 6/9: {two}",
+        "some words",
+        'Error: building at STEP "RUN two": while running runtime: exit status 7',
+    ):
+        progress.feed(line)
+    assert [(event.kind, event.layer.name) for event in events if event.layer] == [
+        ("cached", "run one"),
+        ("start", "run two"),
+        ("output", "run two"),
+        ("failed", "run two"),
+    ]
+    error = build_failure(plan, progress, 125)
+    assert isinstance(error, BuildError)
+    assert error.origin == "your run=['two'] (command 2 of 2)"
+    assert error.log == "some words"
+    assert "ended with exit status 7" in str(error)

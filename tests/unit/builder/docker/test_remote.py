@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.docker.command import run_there
+from skyward.builder.docker.command import Folders, run_there
 from skyward.builder.docker.output import Progress
 from skyward.builder.events import Event
 from skyward.builder.registry.auth import Credentials
@@ -48,12 +48,13 @@ def _script(place: Path, name: str, text: str) -> None:
 
 
 def _buildx(place: Path, text: str) -> None:
-    _script(place, "docker", f'[ "$2" = version ] && exit 0\necho "$@" > {place}/called\n{text}')
+    version = '[ "$1" = --version ] && { echo "Docker version 26.1.5, build x"; exit; }'
+    _script(place, "docker", f'{version}\n[ "$2" = version ] && exit 0\necho "$@" > {place}/called\n{text}')
 
 
 def _run(place: Path, *words: str, report: list[Event] | None = None) -> tuple[int, Progress]:
-    progress = Progress(compiled(Image()), (report if report is not None else []).append)
-    return run_there(HOST, words, progress, place / "place", secrets={"site": b"secret"}), progress
+    progress = Progress((), (report if report is not None else []).append)
+    return run_there(HOST, words, progress, Folders(place / "place/context"), secrets={"site": b"secret"}), progress
 
 
 def test_the_folder_arrives_and_goes(place: Path) -> None:
@@ -68,8 +69,8 @@ def test_the_folder_arrives_and_goes(place: Path) -> None:
     assert "contentsecret" in seen
     called = (place / "called").read_text()
     there = seen.splitlines()[-1]
-    own = f"--builder default --load --build-arg SOURCE_DATE_EPOCH={TIME}"
-    assert called == f"buildx build {own} --secret id=site,type=file,src=secrets/site --tag a b {there}/context\n"
+    own = f"--build-arg SOURCE_DATE_EPOCH={TIME}"
+    assert called == f"build {own} --tag a b --secret id=site,type=file,src=secrets/site context\n"
     assert there.startswith(f"{place}/there/skyward-build-")
     assert list((place / "there").iterdir()) == []
 
@@ -133,9 +134,9 @@ def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
         raise GoneError
 
     def client() -> None:
-        progress = Progress(plan, report)
+        progress = Progress(plan.layers, report)
         try:
-            run_there(HOST, [], progress, place / "place")
+            run_there(HOST, [], progress, Folders(place / "place/context"))
         except GoneError as error:
             caught.append(error)
 
@@ -179,10 +180,10 @@ def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
     """A connection that others share would keep the port when the build has ended."""
     _script(place, "ssh", f'echo "$@" > {place}/words; echo "Error: remote port forwarding failed"; exit 255')
     host = SshHost(host="box", control="/shared")
-    progress = Progress(compiled(Image()), print)
+    progress = Progress((), print)
 
     with pytest.raises(EngineError, match="AllowTcpForwarding"):
-        run_there(host, [], progress, place / "place", forward="127.0.0.1:46000:127.0.0.1:42000")
+        run_there(host, [], progress, Folders(place / "place/context"), forward="127.0.0.1:46000:127.0.0.1:42000")
 
     words = (place / "words").read_text()
     assert "-o ExitOnForwardFailure=yes -R 127.0.0.1:46000:127.0.0.1:42000" in words
@@ -197,10 +198,10 @@ def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.M
     monkeypatch.setenv("DOCKER_CONFIG", str(theirs))
     seen = place / "seen"
     _buildx(place, f"cat $DOCKER_CONFIG/config.json > {seen}; ls -l $DOCKER_CONFIG > {seen}.files; env > {seen}.env")
-    progress = Progress(compiled(Image()), list[Event]().append)
+    progress = Progress((), list[Event]().append)
     logins = {"r.io": Credentials({"username": "ann", "password": "canary"})}
 
-    assert run_there(HOST, ["--tag", "x"], progress, place / "place", logins=logins) == 0
+    assert run_there(HOST, ["--tag", "x"], progress, Folders(place / "place/context"), logins=logins) == 0
 
     config = json.loads(seen.read_text())
     assert config["auths"] == {"s.io": {"auth": "eDp5"}, "r.io": {"auth": "YW5uOmNhbmFyeQ=="}}

@@ -1,8 +1,8 @@
-"""Files of this machine that go into an image: packages, baked code, a Dockerfile of the user's; secrets, hashes."""
+"""Files of this machine that go into an image: packages, baked code; secrets, hashes."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,13 +10,12 @@ import pytest
 
 from skyward.builder import ImageFacts, plan_for
 from skyward.builder.docker.build import secret_values
-from skyward.builder.dockerfile import base_build, copy_base, reads_context
 from skyward.builder.files.copied import sha256_of
 from skyward.builder.store import EngineImages
-from skyward.errors import BuildError, ConfigError
+from skyward.errors import ConfigError
 from skyward.image import Plan
-from skyward.model.image import Dockerfile, Image
-from tests.unit.builder.fakes import Files, opened
+from skyward.model.image import Image
+from tests.unit.builder.fakes import printed
 from tests.unit.builder.wheels import make_wheel
 
 
@@ -32,8 +31,8 @@ class Engine(EngineImages):
     def pull(self, ref: str) -> None:
         raise AssertionError(ref)
 
-    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
-        return opened()
+    def run(self, ref: str, script: str, arguments: Sequence[str]) -> str:  # noqa: ARG002
+        return printed()
 
 
 @pytest.fixture(autouse=True)
@@ -86,65 +85,9 @@ def test_code_is_looked_at_wherever_it_goes(tmp_path: Path) -> None:
             _plan(Image(includes=["src"], bake=bake), tmp_path)
 
 
-def test_a_base_from_a_dockerfile(tmp_path: Path) -> None:
-    """It is named after its text and what it may copy, less what is ignored; not after where or when they are."""
-    (tmp_path / "Dockerfile").write_text("FROM python:3.11-slim\nCOPY data /data\n")
-    (tmp_path / ".dockerignore").write_text("*.log\n")
-    (tmp_path / "data").write_text("1")
-    image = Image.from_dockerfile("Dockerfile")
-    first = _plan(image, tmp_path)
-    assert first.dockerfile.count(f"FROM {first.base} AS python") == 1
-    assert first.base_build
-    assert first.base == first.base_build.tag
-    (tmp_path / "noise.log").write_text("1")
-    assert _plan(image, tmp_path).identity == first.identity
-    (tmp_path / "data").write_text("2")
-    second = _plan(image, tmp_path)
-    assert (second.identity, second.base) != (first.identity, first.base)
-    assert _plan(Image.from_dockerfile("Dockerfile", target="x"), tmp_path).base != second.base
-
-
-def test_the_builder_gets_what_was_hashed(tmp_path: Path) -> None:
-    """Links stay links, empty directories are there; what changed since is refused."""
-    here = tmp_path / "here"
-    (here / "empty").mkdir(parents=True)
-    (here / "Dockerfile").write_text("FROM x\nCOPY . /\n")
-    (here / "tool").write_text("#!/bin/sh\n")
-    (here / "tool").chmod(0o755)
-    (here / "link").symlink_to("tool")
-    base = base_build(Dockerfile("Dockerfile"), here, "linux/amd64")
-    (tmp_path / "place").mkdir()
-    copy_base(tmp_path / "place", base)
-    context = tmp_path / "place/context"
-    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "empty", "link", "tool"]
-    assert (context / "link").readlink() == Path("tool")
-    assert (context / "tool").stat().st_mode & 0o111
-    (here / "tool").write_text("#!/bin/bash\n")
-    (tmp_path / "again").mkdir()
-    with pytest.raises(BuildError, match="changed while it was being prepared"):
-        copy_base(tmp_path / "again", base)
-
-
-@pytest.mark.parametrize(
-    ("text", "reads"),
-    [
-        ("FROM x\nRUN make", False),
-        ("FROM x AS a\nFROM y\nCOPY --from=a /x /x", False),
-        ("FROM x\nRUN --mount=type=bind,from=a,target=/a true", False),
-        ("FROM x\nCOPY . /", True),
-        ("FROM x\nadd --chown=1 a b", True),
-        ("FROM x\nRUN --mount=type=bind,source=a,target=/a \\\n  true", True),
-        ("FROM x\nONBUILD COPY . /", True),
-    ],
-)
-def test_a_context_is_read_only_where_it_may_be_copied(text: str, reads: bool) -> None:
-    """A Dockerfile that copies nothing does not change with the files around it."""
-    assert reads_context(text) is reads
-
-
 def test_a_dockerfile_that_is_not_there(tmp_path: Path) -> None:
     """The error names field and path."""
-    with pytest.raises(ConfigError, match=r"base names the Dockerfile 'Dockerfile', but .*No such file"):
+    with pytest.raises(ConfigError, match=r"base names the Dockerfile 'Dockerfile', but there is no file"):
         _plan(Image.from_dockerfile("Dockerfile"), tmp_path)
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     with pytest.raises(ConfigError, match=r"base.context is 'nowhere'"):
