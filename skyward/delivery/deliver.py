@@ -192,7 +192,7 @@ def _pull(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, r
         images.pull(reference, auth, follow)
         images.tag(reference, plan.tag)
 
-    _on_each(lacking, work, f"pulling {reference}", report)
+    _on_each(lacking, work, f"pulling {reference} on", report)
     found = target.machines[0].engine.image(reference)
     content = facts_of(found).content if found else ""
     note_content(plan.tag, content)
@@ -220,7 +220,7 @@ def _send(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, r
     def work(machine: Machine, follow: Follow) -> None:
         load(machine.engine_address, plan.tag, _counted(save(source, plan.tag), facts.size, follow))
 
-    _on_each(lacking, work, f"sending the image, {readable(facts.size)},", report)
+    _on_each(lacking, work, f"sending the image, {readable(facts.size)}, to", report)
     return facts.content
 
 
@@ -260,7 +260,7 @@ def _on_each(machines: Sequence[Machine], work: Callable[[Machine, Follow], None
     Args:
         machines: the machines.
         work: transfers it to one; calls its second argument with the bytes done, and the total.
-        doing: completes "... to the machines", for a message.
+        doing: what is done, for a message that ends with their names.
         report: receives progress.
 
     Raises:
@@ -268,7 +268,7 @@ def _on_each(machines: Sequence[Machine], work: Callable[[Machine, Follow], None
     """
     if not machines:
         return
-    report(note(f"{doing} to {', '.join(machine.name for machine in machines)}"))
+    report(note(f"{doing} {', '.join(machine.name for machine in machines)}"))
     over, began, failures = threading.Event(), time.monotonic(), dict[Machine, SkywardError]()
 
     def run(machine: Machine) -> None:

@@ -18,6 +18,7 @@ import pytest
 import skyward as sky
 from scripts.stand import faults, registry
 from scripts.stand.place import Stand
+from skyward.delivery import deliver
 from skyward.errors import BuildError, ConfigError, EngineError, ImageError, ProviderError
 from skyward.ssh import connection as connections
 from tests.e2e import functions, programs
@@ -352,13 +353,20 @@ def test_wrong_values_are_refused_before_anything(tmp_path: Path) -> None:
             sky.SSH(*hosts, **settings)
 
 
-def test_hosts_that_cannot_reach_the_registry_are_named(ssh: Make, stand: Stand, repository: str) -> None:
-    """With the engine's answer; hosts that have the image are left alone."""
+def test_a_host_that_cannot_reach_the_registry_is_named(
+    ssh: Make, stand: Stand, repository: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the engine's answer."""
     image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
     with sky.ComputePool(ssh(1, registry=repository), image=image) as pool:
         (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
     name = repository.removeprefix("http://")
-    registry.down(stand)
+
+    def login(_: str) -> dict[str, str]:
+        registry.down(stand)  # after the client's engine has found the image there
+        return {}
+
+    monkeypatch.setattr(deliver, "engine_login", login)
     try:
         with pytest.raises(ImageError, match=f"{stand.host(3).login} could not pull image {name}@sha256:"):
             sky.ComputePool(ssh(3, registry=repository), image=image).__enter__()
