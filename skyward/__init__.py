@@ -29,7 +29,7 @@ _HOMES = {
     "__version__": "skyward._version",
     "checkpoint": "skyward.runtime.checkpoint",
     "compute": "skyward._compute",
-    "debug": "skyward._pool.terminal",
+    "debug": "skyward._pool.debug",
     "errors": "skyward.errors",
     "gather": "skyward._compute",
     "instance_info": "skyward.runtime.ranks",

@@ -5,9 +5,9 @@ from skyward import providers as providers
 from skyward._compute import PendingCompute as PendingCompute
 from skyward._compute import compute as compute
 from skyward._compute import gather as gather
+from skyward._pool.debug import debug as debug
 from skyward._pool.decorator import pool as pool
 from skyward._pool.pool import ComputePool as ComputePool
-from skyward._pool.terminal import debug as debug
 from skyward._version import __version__ as __version__
 from skyward.model.image import Image as Image
 from skyward.model.image import PipIndex as PipIndex

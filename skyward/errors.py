@@ -28,7 +28,6 @@ SkywardError                     what was tried, what was found, what to do
    ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
    ├─ TaskCancelledError         the call was cancelled
-   ├─ TerminalError              breakpoint() or input() where there is no terminal (also EOFError)
    ├─ CollectiveHangError        ranks wait for one that has returned
    ├─ PartitionError             ranks wait because the network between their nodes fails
    ├─ WorkerLostError            the process, container or machine that ran the call was lost
@@ -173,10 +172,6 @@ class TaskTimeoutError(TaskError, TimeoutError):
 
 class TaskCancelledError(TaskError):
     """A call was cancelled before it finished."""
-
-
-class TerminalError(TaskError, EOFError):
-    """A call needs the terminal of the client's program, for breakpoint() or input(), and there is none."""
 
 
 class CollectiveHangError(TaskError):

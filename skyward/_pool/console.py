@@ -47,7 +47,7 @@ class Printer:
         self._cells: dict[_Source, Cell] = {}  # by the source of the reader
         self._shown: set[tuple[Cell | None, str]] = set()  # places with rows in a cell or on the terminal
         self._came = self._printed = 0  # counts of outputs
-        self._stopped = self._is_hurried = self._held = self._leaving = False
+        self._stopped = self._is_hurried = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -70,31 +70,10 @@ class Printer:
 
     def drain(self) -> None:
         """Wait until the output received so far is printed, so that a call's output precedes its result."""
-        if self._leaving or (self._came != self._printed and not self._held):
+        if self._came != self._printed:
             with self._changed:
                 came = self._came
-                self._changed.wait_for(lambda: not self._leaving and (self._held or self._printed >= came), _DRAIN_S)
-
-    def hold(self) -> None:
-        """Buffer output until `release`, up to the buffer's limit, while the user types at the terminal."""
-        self.drain()
-        with self._changed:
-            self._held, self._leaving = True, False
-            self._changed.notify_all()
-        screen.hold()
-
-    def about_to_release(self) -> None:
-        """Make `drain` wait for `release`, which will follow soon."""
-        self._leaving = self._held
-
-    def release(self) -> None:
-        """Print the output buffered since `hold`."""
-        with self._changed:
-            if not self._held:
-                return
-            self._held = self._leaving = False
-            self._changed.notify_all()
-        screen.release()
+                self._changed.wait_for(lambda: self._printed >= came, _DRAIN_S)
 
     def hurry(self) -> None:
         """Stop `stop` from waiting any longer for a blocked reader."""
@@ -107,7 +86,6 @@ class Printer:
 
         Wait until a file or a pipe has received everything, or until `hurry`.
         """
-        self.release()
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -137,9 +115,7 @@ class Printer:
         while True:
             with self._changed:
                 limit_s = _SETTLE_S if self._readers and not self._waiting else None
-                self._changed.wait_for(lambda: (self._waiting and not self._held) or self._stopped, limit_s)
-                if self._held and not self._stopped:
-                    continue
+                self._changed.wait_for(lambda: self._waiting or self._stopped, limit_s)
                 if self._stopped and not self._waiting:
                     break
                 items = self._waiting.take()

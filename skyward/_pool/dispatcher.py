@@ -33,7 +33,6 @@ class Dispatcher:
         clock: the pool's timers.
         workers: the expected number of workers.
         tell: prints a permanent line.
-        on_terminal: handles messages of calls about the terminal of this program.
         checkpoint: handles a call's checkpoint requests; must not block.
 
     Attributes:
@@ -45,14 +44,12 @@ class Dispatcher:
         clock: Timers,
         workers: int,
         tell: Callable[[str], None],
-        on_terminal: Callable[[WorkerClient, Task, Frame], None],
         checkpoint: Callable[[Task, Connection, Frame], None],
     ) -> None:
-        self._clock, self._tell, self._on_terminal, self._checkpoint = clock, tell, on_terminal, checkpoint
+        self._clock, self._tell, self._checkpoint = clock, tell, checkpoint
         self._lock = threading.Lock()
         self._schedule = Scheduler(workers)
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
-        self._left_s: dict[int, float] = {}  # remaining time of calls whose limit is paused by a debugger
         self._ticking = False
         self._streams = Streams(clock)
         self._slots = SlotWatch()
@@ -107,7 +104,6 @@ class Dispatcher:
         with self._lock:
             for call in worker.outstanding:
                 self._limits.pop(call, None)  # limits apply to the lost run, not to the next
-                self._left_s.pop(call, None)
             failed = self._schedule.remove(worker, lost, is_known=is_known)
             touched = self._schedule.spread()
         _flush(touched)
@@ -255,18 +251,6 @@ class Dispatcher:
                 task.stream_item(task.stopping or frame)
             case Kind.ERROR:
                 task.resolve(frame, error=task.stopping)
-            case Kind.TERMINAL | Kind.TERMINAL_TEXT | Kind.READ_LINE | Kind.TERMINAL_LEFT:
-                self._hold_limit(task, ended=frame.kind == Kind.TERMINAL_LEFT)
-                self._on_terminal(worker, task, frame)
-
-    def _hold_limit(self, task: Task, *, ended: bool) -> None:
-        """Pause a call's time limit while it uses the terminal or waits for it."""
-        with self._lock:
-            now = time.monotonic()
-            if ended and task.id in self._left_s and not task.done:
-                self._limits[task.id] = (now + self._left_s.pop(task.id), task)
-            elif not ended and task.id in self._limits:
-                self._left_s[task.id] = self._limits.pop(task.id)[0] - now
 
     def _end_if_stuck(self, worker: WorkerClient, call: int) -> None:
         with self._lock:

@@ -60,7 +60,6 @@ class LiveRows:
         self._rows: dict[Hashable, Sequence[str]] = {}
         self._drawn: list[int] = []  # widths of the rows on the terminal
         self._is_dirty = self._in_line = False
-        self._holds = 0  # number of holders that have the terminal to themselves
         self._stream: TextIO | None = None
         self._replaced: list[tuple[str, TextIO, TextIO]] = []
         self._thread: threading.Thread | None = None
@@ -97,18 +96,6 @@ class LiveRows:
             put(real, text)
             self._in_line = not text.endswith("\n")
             self._draw()
-
-    def hold(self) -> None:
-        """Hide the rows until `release`, while the user types at the terminal."""
-        with self._lock:
-            self._erase()
-            self._holds += 1
-
-    def release(self) -> None:
-        """Show the rows again."""
-        with self._lock:
-            self._holds -= 1
-            self._is_dirty = True
 
     def _start(self) -> None:
         if self._stream is not None:
@@ -154,7 +141,7 @@ class LiveRows:
             _quietly(self._stream, "\r\x1b[2K" + _UP * (lines - 1))
 
     def _draw(self) -> None:
-        if self._stream is None or self._in_line or self._holds:
+        if self._stream is None or self._in_line:
             return
         from rich.cells import cell_len, set_cell_size
 

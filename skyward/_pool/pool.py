@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar, overload
@@ -33,7 +32,6 @@ from skyward._pool.nodes.worker_client import place_of
 from skyward._pool.progress import Progress
 from skyward._pool.services import Checkpoints
 from skyward._pool.signals import Terminated, uninterrupted
-from skyward._pool.terminal import terminal
 from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
@@ -262,9 +260,7 @@ class ComputePool(Facts, CallsOnly):
         tell = record.telling(progress.tell)
         self._checkpoints = Checkpoints(settings.checkpoints)
         workers = count * settings.worker.processes
-        self._dispatcher = Dispatcher(
-            self._clock, workers, tell, partial(terminal.take, self._printer), self._checkpoints.take
-        )
+        self._dispatcher = Dispatcher(self._clock, workers, tell, self._checkpoints.take)
         record.count(self._dispatcher.load.counts, self._clock)
         self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
         self._manager = manager = NodeManager(

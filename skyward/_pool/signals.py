@@ -56,7 +56,6 @@ class _Uninterrupted:
         self._previous: dict[int, _Handler] = {}
         self._raised_at = -_ONCE_S
         self._handler = self._on_signal  # stored for comparisons by identity: each access creates a new bound method
-        self._diverted: Callable[[], None] | None = None
         self._masks: dict[int, set[int | signal.Signals]] = {}  # previous signal masks of threads that are forking
         self.terminated: Terminated | None = None
 
@@ -79,10 +78,6 @@ class _Uninterrupted:
         self._users -= 1
         if self._users == 0 and threading.get_ident() == self._main:
             self._give_back()
-
-    def divert(self, handler: Callable[[], None] | None) -> None:
-        """Make Ctrl-C call only this, in the main thread; None restores normal handling."""
-        self._diverted = handler
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
@@ -114,9 +109,7 @@ class _Uninterrupted:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
-        if self._diverted is not None and number == signal.SIGINT:
-            self._diverted()
-        elif self._depth:
+        if self._depth:
             is_first = not self._pending
             self._pending[number] = self._previous.get(number)
             process_end.soon(partial(_hurry, _PATIENCE_S if is_first else 0.0))
@@ -158,7 +151,7 @@ class _Uninterrupted:
         """Reset the state in a forked process, where the forking thread is the main one and no pool is open."""
         self._main = threading.get_ident()
         self._depth, self._users, self._raised_at = 0, 0, -_ONCE_S
-        self._pending, self._diverted, self.terminated = {}, None, None
+        self._pending, self.terminated = {}, None
         self._give_back()
         self._after_fork()  # a signal that arrived meanwhile reaches the program's handlers
         self._masks.clear()  # other threads exist only in the parent

@@ -49,6 +49,7 @@ COMMANDS = {
     "build": "skyward.cli.build",
     "completion": "skyward.cli.documents:completion",
     "cp": "skyward.cli.cp",
+    "debug": "skyward.cli.exec:debug",
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
     "exec": "skyward.cli.exec",

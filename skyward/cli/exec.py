@@ -86,6 +86,20 @@ def shell(pool: str, node: str | None, places: Sequence[Place]) -> int:
         return run_in_node(access, (), in_terminal=True)
 
 
+@click.command()
+@click.argument("pool")
+@click.argument("node", required=False)
+@place_options
+def debug(pool: str, node: str | None, places: Sequence[Place]) -> int:
+    """Connect to the debugger of a call that is at a breakpoint() in NODE of POOL.
+
+    It is pdb: `c` continues the call and ends this command, `q` ends the call. Ctrl-C and Ctrl-D end this command
+    alone; the call waits for the next one.
+    """
+    with find_node(places, pool, node).enter() as access:
+        return subprocess.call(access.command(["debug", access.pool, str(access.node)]))
+
+
 class _EndedError(BaseException):
     """A signal asks for the end of this process."""
 

@@ -1,69 +1,62 @@
-"""`pdb` in a call: the standard library's debugger, reading and writing the terminal of the client's program.
+"""`breakpoint()` in a call: the standard library's `pdb` on a socket of the node, to which `skyward debug` connects.
 
-Loaded together with `pdb`. It traces only the thread of its call, stops only in user code, and ends with the call,
-removing its breakpoints.
+It traces only the thread of its call, stops only in user code, and ends with the call, removing its breakpoints.
 """
 
 from __future__ import annotations
 
 import bdb
+import json
+import os
 import pdb
 import sys
-from collections.abc import Iterable
-from types import FrameType, ModuleType, TracebackType
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, cast
 
 from skyward.errors import TaskCancelledError
-from skyward.runner.terminal import TerminalClient
+from skyward.model.instance import ENV_VAR
 from skyward.runner.threads import Interrupted
+from skyward.system import select, socket, threading
 
 _OURS = "skyward"
+_LOOK_S = 0.1  # an interrupt reaches a slot thread other than the main one between two waits
+_running: dict[int, Debugger] = {}  # by thread
 
 
-def replace_in(module: ModuleType, terminal: TerminalClient) -> None:
-    """Make every function of `pdb` that creates a debugger create one for the calling thread's call."""
+def sockets_in(environment: Mapping[str, str]) -> Path:
+    """Return the directory of the debuggers' sockets on a node with this environment; only its user can enter it."""
+    return Path(environment.get("TMPDIR") or tempfile.gettempdir()) / f"skyward-debug-{os.getuid()}"
 
-    class CallDebugger(Debugger):
-        def __init__(self, *_: Any, **settings: Any) -> None:
-            super().__init__(terminal, skip=settings.get("skip"))
 
-    def set_trace(*, header: str | None = None, commands: Iterable[str] | None = None) -> None:
-        """Stop the calling function in the debugger; see `pdb.set_trace`."""
-        frame = sys._getframe().f_back
-        terminal.acquire("breakpoint()", frame)
-        debugger = CallDebugger()
-        if header is not None:
-            debugger.message(header)
-        debugger.set_trace(frame, **({} if commands is None else {"commands": commands}))
+def stop(frame: FrameType, call: int | None) -> None:
+    """Stop in this frame at its next line, until somebody has connected and lets it continue."""
+    debugger = _running.get(threading.get_ident())
+    if debugger is None:
+        debugger = _running[threading.get_ident()] = Debugger(_Stream(call))
+    debugger.set_trace(frame)
 
-    module.Pdb, module.set_trace = CallDebugger, set_trace  # type: ignore[attr-defined]
+
+def end() -> None:
+    """End the debugger of this thread's call; do nothing if it has none."""
+    if (debugger := _running.pop(threading.get_ident(), None)) is not None:
+        debugger.leave()
 
 
 class Debugger(pdb.Pdb):
     """The debugger of one call."""
 
-    def __init__(self, terminal: TerminalClient, skip: Iterable[str] | None = None) -> None:
-        self._terminal = terminal
-        self._call = terminal.acquire("breakpoint()", _first_of_users(sys._getframe()))
-        self._input = _Input(terminal, self._call)
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
         super().__init__(
-            stdin=cast(Any, self._input),
-            stdout=cast(Any, _Output(terminal, self._call)),
-            skip=[*(skip or ()), _OURS, f"{_OURS}.*"],
-            nosigint=True,  # Ctrl-C arrives as an answer
+            stdin=cast(Any, stream), stdout=cast(Any, stream), skip=[_OURS, f"{_OURS}.*"], nosigint=True, readrc=False
         )
-        terminal.used[self._call] = self
-        self._prompts = False  # whether commands are being read or executed
-
-    def cmdloop(self, intro: Any = None) -> None:
-        self._prompts = True
-        try:
-            super().cmdloop(intro)
-        finally:
-            self._prompts = False
 
     def interaction(self, frame: FrameType | None, tb_or_exc: TracebackType | BaseException | None, *rest: Any) -> None:
-        self._terminal.acquire("breakpoint()", frame)  # it may have been released since the last stop
+        self._stream.open(frame)
         super().interaction(frame, cast(Any, tb_or_exc), *rest)
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -74,10 +67,10 @@ class Debugger(pdb.Pdb):
 
     def _raise_end(self, frame: FrameType) -> NoReturn:
         self.leave()
-        if self._input.interrupt is not None:
-            raise self._input.interrupt from None
+        if self._stream.interrupt is not None:
+            raise self._stream.interrupt from None
         raise TaskCancelledError(
-            f"The call was ended from its debugger (q or Ctrl-D) in {frame.f_code.co_qualname}(), line "
+            f"The call was ended from its debugger (q) in {frame.f_code.co_qualname}(), line "
             f"{frame.f_lineno} of {frame.f_code.co_filename}."
         ) from None
 
@@ -85,7 +78,7 @@ class Debugger(pdb.Pdb):
         result = super().dispatch_return(frame, arg)
         if frame.f_back is None or _is_ours(frame.f_back):  # stepping from the call's last line leaves the call
             self.set_continue()
-            self._terminal.release(self._call)
+            self._stream.close()
         return result
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
@@ -95,8 +88,8 @@ class Debugger(pdb.Pdb):
         return stack[ours + 1 :], index - ours - 1
 
     def do_continue(self, arg: str) -> bool | None:
-        """Continue the call and release the terminal."""
-        self._terminal.release(self._call)
+        """Continue the call, and end the connection."""
+        self._stream.close()
         return super().do_continue(arg)
 
     do_c = do_cont = do_continue
@@ -105,15 +98,19 @@ class Debugger(pdb.Pdb):
         """End the call."""
         self._user_requested_quit = True
         self.set_quit()
-        self._terminal.release(self._call)
         return True
 
     do_q = do_exit = do_quit
 
-    def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb's name
-        """End the call (Ctrl-D)."""
-        self.message("")
-        return self.do_quit(arg)
+    def do_EOF(self, arg: str) -> bool | None:  # noqa: ARG002, N802 - pdb's name
+        """Wait for the next connection."""
+        frame = self.curframe
+        assert frame
+        self._stream.close()
+        self._stream.open(frame)
+        # pdb's own line would read the variables again, and so lose what was assigned to them
+        self.message(f"> {frame.f_code.co_filename}({frame.f_lineno}){frame.f_code.co_name}()")
+        return None
 
     def do_run(self, arg: str) -> bool | None:  # noqa: ARG002
         """Print an error: a call is started by its program."""
@@ -122,33 +119,76 @@ class Debugger(pdb.Pdb):
 
     do_restart = do_run
 
-    def stop(self, frame: FrameType) -> None:
-        """Handle Ctrl-C: raise KeyboardInterrupt while commands are read or run, else stop in the call."""
-        if self._prompts:
-            raise KeyboardInterrupt
-        inner = _first_of_users(frame)
-        if inner is not None and self._call in self._terminal.held:
-            self.message("\nInterrupted in the midst of a line, which c, n and s finish.")
-            self.interaction(inner, None)
-            if self.quitting:
-                self._raise_end(inner)
-
     def leave(self) -> None:
-        """Stop tracing and remove the breakpoints."""
+        """Stop tracing, remove the breakpoints and end the connection."""
         sys.settrace(None)
         self.clear_all_breaks()
+        self._stream.close()
 
 
-class _Output:
-    """The stream that a debugger writes to."""
+class _Stream:
+    """The stream of a debugger: the connection of `skyward debug`.
+
+    Attributes:
+        interrupt: the exception with which the client stopped the call. `pdb` would take it for Ctrl-C and continue.
+    """
 
     encoding = "utf-8"
 
-    def __init__(self, terminal: TerminalClient, call: int) -> None:
-        self._terminal, self._call = terminal, call
+    def __init__(self, call: int | None) -> None:
+        self._path = sockets_in(os.environ) / f"{os.getpid()}-{call or 0}"
+        self._sock: socket.socket | None = None
+        self._data = b""
+        self.interrupt: Interrupted | None = None
+
+    def open(self, frame: FrameType | None) -> None:
+        """Wait for a connection, unless there is one."""
+        if self._sock is not None:
+            return
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(self._path))
+                listener.listen(1)
+                place = json.loads(os.environ.get(ENV_VAR, "{}"))
+                where = f"{frame.f_code.co_qualname}() ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+                way = f"skyward debug {place.get('job_id')} {place.get('node')}"
+                sys.stdout.write(f"breakpoint in {where}: {way}\n")
+                sys.stdout.flush()
+                while not select.select([listener], [], [], _LOOK_S)[0]:
+                    pass
+                self._sock, _ = listener.accept()
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the connection."""
+        sock, self._sock, self._data = self._sock, None, b""
+        if sock is not None:
+            sock.close()
+
+    def readline(self) -> str:
+        """Return the next line; "" at the end of the connection, "quit" if the call is stopped."""
+        try:
+            while self._sock is not None and b"\n" not in self._data:
+                if not select.select([self._sock], [], [], _LOOK_S)[0]:
+                    continue
+                data = self._sock.recv(1 << 16)
+                self._data += data
+                if not data:
+                    return ""
+        except OSError:
+            return ""
+        except Interrupted as interrupt:
+            self.interrupt = interrupt
+            return "quit\n"
+        line, _, self._data = self._data.partition(b"\n")
+        return f"{line.decode(errors='replace')}\n"
 
     def write(self, text: str) -> int:
-        self._terminal.write(self._call, text)
+        if self._sock is not None:
+            with suppress(OSError):  # the next read finds that it has ended
+                self._sock.sendall(text.encode("utf-8", "replace"))
         return len(text)
 
     def flush(self) -> None:
@@ -159,30 +199,5 @@ class _Output:
         return False
 
 
-class _Input:
-    """The stream that a debugger reads its commands from.
-
-    Attributes:
-        interrupt: the exception with which the client stopped the call. `pdb` would take it for Ctrl-C and continue.
-    """
-
-    def __init__(self, terminal: TerminalClient, call: int) -> None:
-        self._terminal, self._call = terminal, call
-        self.interrupt: Interrupted | None = None
-
-    def readline(self) -> str:
-        try:
-            return self._terminal.read_line(self._call)
-        except Interrupted as interrupt:
-            self.interrupt = interrupt
-            return "quit\n"
-
-
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
-
-
-def _first_of_users(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and (_is_ours(frame) or frame.f_globals.get("__name__") == "pdb"):
-        frame = frame.f_back
-    return frame

@@ -19,7 +19,6 @@ from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Connection, Frame
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # file name of its frames
-Stop = Callable[[FrameType], None]
 IDLE = 0  # no call has this id
 _REPEAT_S = 0.05
 LONG_S = 0.005
@@ -80,10 +79,6 @@ class Slot:
         self._signal()
         return True
 
-    def break_in(self, call: int, stop: Stop) -> bool:  # noqa: ARG002 - used by subclasses
-        """Run `stop` inside this call, in its own thread; return whether this kind of slot supports that."""
-        return False
-
     def _signal(self) -> None:
         raise NotImplementedError
 
@@ -119,23 +114,7 @@ class MainSlot(Slot):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stops: tuple[int, Stop] | None = None  # a call, and the function to run inside it
         signal.signal(signal.SIGINT, self._on_signal)
-
-    def break_in(self, call: int, stop: Stop) -> bool:
-        """See `Slot.break_in`."""
-        if call != IDLE and self.running == call:
-            self._stops = call, stop
-            self._signal()
-        return True
-
-    def deliver(self) -> None:
-        """See `Slot.deliver`."""
-        super().deliver()
-        if self._stops is not None and not self._shielded:
-            (call, stop), self._stops = self._stops, None
-            if call == self.running:
-                stop(sys._getframe())
 
     def _signal(self) -> None:
         """Send the signal until it takes effect: one that arrives just before a system call does not interrupt it."""
@@ -145,8 +124,7 @@ class MainSlot(Slot):
         again.start()
 
     def _insist(self) -> None:
-        stops = self._stops
-        if self.running != IDLE and self.running in {self._target, stops[0] if stops else IDLE}:
+        if self.running != IDLE and self.running == self._target:
             self._signal()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
-from skyward.runner import diagnosis, process, terminal
+from skyward.runner import diagnosis, process
 from skyward.runner import shared_values as shared
 from skyward.runner.calls import Calls, failure
 from skyward.runner.clients import Acceptor
@@ -34,7 +34,6 @@ from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
-_NO_BREAK = b"(This worker runs several calls at once, in threads: it cannot be stopped in the midst of a line.)\n"
 _HOOKS_S = 5.0  # time limit for the hooks of a process that is being replaced
 _UNSHIELDED = nullcontext()
 
@@ -63,13 +62,11 @@ class Worker:
         self._retired = False  # whether the client has been told that none of the calls queued here has begun
         self._gathers = GatherClient(self._ask, self._current)
         install_gather(self._gathers.gather)
-        self._terminal = terminal.TerminalClient(self._ask, self._current, self._shield)
-        terminal.install(self._terminal)
+        sys.breakpointhook = self._on_breakpoint
         self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / CHECKPOINTS)
         checkpoint.install(self._checkpoints)
         self._answered: dict[int, Callable[[Frame], None]] = {  # handler of the client's answer, by its kind
             Kind.GATHERED: self._gathers.take,
-            Kind.ANSWER: self._terminal.take,
             Kind.CHECKPOINTED: self._checkpoints.take,
         }
 
@@ -135,7 +132,7 @@ class Worker:
 
     def _abandon_requests(self, why: str) -> None:
         """Fail the pending requests of calls to the client, since no answer will come."""
-        for requests in (self._gathers, self._terminal, self._checkpoints):
+        for requests in (self._gathers, self._checkpoints):
             requests.abandon(why)
 
     def _take(self, frame: Frame) -> None:
@@ -155,10 +152,10 @@ class Worker:
                 self._stop(frame)
             case Kind.CREDIT:
                 self._calls.credit(frame.id, decode(frame.head)["items"])
-            case Kind.GATHERED | Kind.ANSWER | Kind.CHECKPOINTED:
+            case Kind.GATHERED | Kind.CHECKPOINTED:
                 self._answered[frame.kind](frame)
-            case Kind.STACK | Kind.BREAK_IN:
-                (self._say_where if frame.kind == Kind.STACK else self._break_in)(frame.id)
+            case Kind.STACK:
+                self._say_where(frame.id)
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
@@ -187,11 +184,15 @@ class Worker:
         if any(slot.interrupt(call) for slot in self._slots):
             self._calls.credit(call, 1)  # ends the wait for credit if the call is a stream
 
-    def _break_in(self, call: int) -> None:
-        """Make the debugger of a call stop at its current position; called in a thread other than the call's."""
-        debugger = self._terminal.used.get(call)
-        if debugger is not None and not any(slot.break_in(call, debugger.stop) for slot in self._slots):
-            self._send(Frame(Kind.TERMINAL_TEXT, call, _NO_BREAK), waits=False)
+    def _on_breakpoint(self, *args: Any, **more: Any) -> Any:
+        """Open the debugger of the calling thread's call; PYTHONBREAKPOINT turns it off or names another one."""
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **more)
+        from skyward.runner import debugger  # its imports would delay the start of every worker
+
+        frame = sys._getframe().f_back
+        assert frame
+        return debugger.stop(frame, self._current()[0])
 
     def _say_where(self, call: int) -> None:
         """Send the stack of a call or of the set-up; called in a thread other than theirs."""
@@ -218,8 +219,8 @@ class Worker:
                 slot.end()
                 end_child(interrupt)
                 answer = answer or failure(frame.id, interrupt, started)
-            if self._terminal.used:
-                self._terminal.end(frame.id)
+            if (debugger := sys.modules.get("skyward.runner.debugger")) is not None:
+                debugger.end()
             if answer is not None and answer.kind == Kind.ERROR:
                 self._clear_device(slot)
             if answer is not None and not (self._leaving and slot.struck):  # else the outcome is not wanted
@@ -324,9 +325,6 @@ class Worker:
 
     def write(self, task: int | None, stream: str, text: str) -> None:
         """Send output of user code; called by the replaced `sys.stdout` and `sys.stderr`."""
-        if task in self._terminal.held:
-            self._terminal.write(task, text)
-            return
         frame = Frame(Kind.OUTPUT, task or NO_CALL, bytes((_number(stream),)) + text.encode("utf-8", "replace"))
         with self._shield():
             self._send(frame)

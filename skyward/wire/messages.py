@@ -34,9 +34,7 @@ class Kind(IntEnum):
     SHARED = 19  # mode (see `runner.shared_values`), digest, the pickled value unless a neighbour has it
     CHECKPOINTED = 27  # answers a CHECKPOINT: JSON {"request", result} or {"request", "error"}; id = call
     FORGET = 20  # digest of a shared value that no call needs any more
-    ANSWER = 22  # answers TERMINAL, READ_LINE: JSON {"question"} and "source", "line", "end", "interrupt" or "error"
     LOGGING = 26  # JSON {"level"}: minimum level of functions' logging; see `runner.process`
-    BREAK_IN = 23  # make the call, which is being debugged, stop where it is
 
     # client -> worker, client -> agent
     PLACE = 21  # the node's new COMPUTE_POOL document: its neighbours have changed
@@ -56,10 +54,6 @@ class Kind(IntEnum):
     STALE = 40  # a fresh process takes over; calls not answered by this one have not begun; id = a call
     LOG = 47  # JSON of a log record (see `runner.process`); id = call, NO_CALL when unknown
     STACKS = 41  # id of the STACK; JSON of `runner.diagnosis.describe`, empty when the call does not run
-    TERMINAL = 42  # the call requests the client's terminal: JSON {"question", "what", "where", "wants_source"}
-    TERMINAL_TEXT = 43  # UTF-8 text for the terminal that the call has
-    READ_LINE = 44  # the call waits for a line typed there: JSON {"question"}; answered by ANSWER
-    TERMINAL_LEFT = 45  # the call needs it no longer
 
     # client -> agent
     PING = 50  # answered by PONG with the same id

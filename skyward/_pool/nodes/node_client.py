@@ -17,7 +17,6 @@ from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.named import Order
 from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
-from skyward._pool.terminal import terminal
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import EXIT_DISMISSED, SETUP
 from skyward.model.spec import Worker
@@ -161,7 +160,6 @@ class NodeClient:
         finally:  # even if this thread fails, since calls must not wait for answers that are not read
             worker.all_received = not worker.connection.stopped_reading
             worker.connection.close()
-            terminal.forget(worker)
             with self._changed:
                 worker.hung_up = True
                 self._changed.notify_all()

@@ -5,7 +5,8 @@ it, and with the client. Next to it the client runs `... session control TOKEN`,
 number of a signal for the command, the end of the connection is the end of the client. The answer is the command's
 exit status, or "lost" when the node has ended.
 
-`... session forward PORT` connects its standard streams to a port of this node.
+`... session forward PORT` connects its standard streams to a port of this node, `... session debug POOL NODE` to the
+debugger of a call that is at a breakpoint.
 """
 
 from __future__ import annotations
@@ -325,10 +326,34 @@ def forward(port: int) -> int:
     return 0
 
 
+def debug(pool: str, node: int) -> int:
+    """Connect standard input and output to a debugger of this node."""
+    from skyward.runner.debugger import sockets_in
+
+    environment = find_place(Order(token="", pool=pool, node=node)).environment
+    for path in sorted(sockets_in(environment).glob("*")):
+        if _place_of(int(path.name.partition("-")[0])).get("node") not in (node, None):
+            continue  # another node's, of plain processes
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(path))
+        except OSError:  # its process was killed
+            sock.close()
+            continue
+        pass_bytes(sock)
+        return 0
+    sys.stderr.write("skyward: no call of this node is at a breakpoint\n")
+    return 1
+
+
 def main() -> int:
     """Do what the client's command line asks for."""
     action, first, *rest = sys.argv[1:]
-    others: dict[str, Callable[[], int]] = {"control": lambda: control(first), "forward": lambda: forward(int(first))}
+    others: dict[str, Callable[[], int]] = {
+        "control": lambda: control(first),
+        "debug": lambda: debug(first, int(rest[0])),
+        "forward": lambda: forward(int(first)),
+    }
     if action in others:
         return others[action]()
     if sys.platform == "linux":

@@ -79,10 +79,6 @@ class FakeConnection:
         return {frame.id for frame in self.queued if frame.kind == kind}
 
 
-def _no_terminal(_worker: WorkerClient, _task: Task, _frame: Frame) -> None:
-    """What calls say about the terminal is for `test_terminal`."""
-
-
 class FakePool:
     """A dispatcher with workers whose every word a test speaks itself."""
 
@@ -91,7 +87,7 @@ class FakePool:
         monkeypatch_time(self.time)
         self.notices: list[str] = []
         tell = self.notices.append
-        self.dispatcher = Dispatcher(cast(Timers, self.time), workers, tell, _no_terminal, lambda *_: None)
+        self.dispatcher = Dispatcher(cast(Timers, self.time), workers, tell, lambda *_: None)
         self.slots = slots
         self.killed: list[WorkerClient] = []
         self.told: list[int] = []  # ids of tasks in the order in which their outcome was told
