@@ -45,7 +45,6 @@ from skyward.errors import (
 # name -> module of the command, imported on demand; "module:attribute" where a module has several commands
 COMMANDS = {
     "attach": "skyward.cli.results:attach",
-    "aws": "skyward.cli.documents:aws",
     "build": "skyward.cli.build",
     "completion": "skyward.cli.documents:completion",
     "cp": "skyward.cli.cp",
@@ -54,17 +53,14 @@ COMMANDS = {
     "down": "skyward.cli.down",
     "exec": "skyward.cli.exec",
     "forward": "skyward.cli.exec:forward",
-    "gcp": "skyward.cli.documents:gcp",
     "image": "skyward.cli.image",
     "init": "skyward.cli.documents:init",
-    "kubernetes": "skyward.cli.documents:kubernetes",
     "lock": "skyward.cli.lock",
     "logs": "skyward.cli.results:logs",
     "offers": "skyward.cli.offers",
     "ps": "skyward.cli.ps",
     "result": "skyward.cli.results:result",
     "run": "skyward.cli.run",
-    "schema": "skyward.cli.documents:schema",
     "shell": "skyward.cli.exec:shell",
     "up": "skyward.cli.documents:up",
 }

@@ -18,7 +18,6 @@ import skyward as sky
 from scripts.kube import control, node
 from scripts.kube.place import Cluster
 from scripts.stand import faults
-from skyward.cli.main import main
 from skyward.errors import NodeStartError, ProviderError, SkywardError, WorkerLostError
 from tests.e2e.kube import IMAGE, LONG_S, NAMESPACE, kube, kubectl, kubernetes, left, left_nothing, pods_of, repository
 from tests.e2e.kube_functions import fill, write
@@ -305,10 +304,9 @@ def test_a_client_killed_at_any_call_of_the_api(kubernetes: Make, kube: Cluster,
 
 
 @pytest.fixture
-def least(kube: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
-    """The kubeconfig of somebody who has the printed Role and nothing else."""
-    assert main(["kubernetes", "role", "--namespace", NAMESPACE]) == 0
-    kubectl(kube, "apply", "-f", "-", given=capsys.readouterr().out)
+def least(kube: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """The kubeconfig of somebody who has the documented Role and nothing else."""
+    kubectl(kube, "apply", "-f", str(Path(__file__).parents[2] / "docs" / "permissions" / "kubernetes.yaml"))
     kubectl(kube, "create", "serviceaccount", "least")
     bound = ["--role=skyward", f"--serviceaccount={NAMESPACE}:least"]
     kubectl(kube, "create", "rolebinding", "least", *bound)
@@ -330,7 +328,7 @@ def least(kube: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         kubectl(kube, "delete", kind, name)
 
 
-def test_the_printed_role_is_enough(kubernetes: Make, kube: Cluster, least: Path) -> None:
+def test_the_documented_role_is_enough(kubernetes: Make, kube: Cluster, least: Path) -> None:
     """To open, look in, lose a node, and end; and without it the error names what is missing."""
     provider = kubernetes(kubeconfig=least, namespace=None)
     with sky.ComputePool(provider, nodes=2, image=IMAGE, display="quiet") as pool:
@@ -349,7 +347,7 @@ def test_the_printed_role_is_enough(kubernetes: Make, kube: Cluster, least: Path
                 assert time.monotonic() < deadline
     kubectl(kube, "delete", "rolebinding", "least")
     try:
-        assert "skyward kubernetes role" in refusal(provider)
+        assert "docs/kubernetes.md" in refusal(provider)
     finally:
         kubectl(kube, "create", "rolebinding", "least", "--role=skyward", f"--serviceaccount={NAMESPACE}:least")
 

@@ -1,4 +1,4 @@
-"""The keys of an image's TOML file and of `[tool.skyward]`, as types for pydantic; editors get a JSON Schema from them.
+"""The keys of an image's TOML file and of `[tool.skyward]`, as types for pydantic.
 
 pydantic checks the types and `Image` the values, field by field, so that all mistakes are reported at once. Loading
 pydantic takes 50 ms, so this module is imported only when a file has to be read.
@@ -126,19 +126,6 @@ class ToolTable(TypedDict, total=False):
         TableOfTexts,
         Field(description="Where packages of an index are taken from instead: URL to URL or folder of wheels."),
     ]
-
-
-KINDS = {"image": ImageFile, "pyproject": ToolTable}
-
-
-def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of image files ("image"), or of skyward's part of pyproject.toml ("pyproject")."""
-    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(KINDS[kind]).json_schema()}
-    if kind == "image":
-        return found
-    table = {name: found[name] for name in found if not name.startswith("$")}
-    tool = {"type": "object", "properties": {"skyward": table}}
-    return {"$schema": found["$schema"], "type": "object", "properties": {"tool": tool}}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Calls of the AWS API, with lazily created clients and readable errors, and the permissions that they require.
+"""Calls of the AWS API, with lazily created clients and readable errors.
 
 No other module imports boto3. It finds credentials itself: environment, AWS_PROFILE, role of the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -97,56 +97,3 @@ def _refused(service: str, action: str, error: Mapping[str, Any]) -> RefusedErro
         name = "".join(word.capitalize() for word in action.split("_"))
         text += f" The identity needs the permission {service}:{name}; `aws sts get-caller-identity` says which it is."
     return RefusedError(text, code)
-
-
-# permissions ----------------------------------------------------------------------------------------------------
-
-# read-only actions that AWS cannot limit to resources
-_LOOKS_AT = (
-    *("Images", "Instances", "InstanceTypeOfferings", "InstanceTypes", "SecurityGroups", "SpotPriceHistory"),
-    *("Subnets", "Vpcs"),
-)
-_AT_CREATION = ["Name", *(f"{TAG}{each}" for each in ("pool", "user", "owner", "began", "hourly"))]
-_IS_A_POOLS = {"StringLike": {f"aws:ResourceTag/{POOL}": "?*"}}
-_BECOMES_A_POOLS = {
-    "StringLike": {f"aws:RequestTag/{POOL}": "?*"},
-    "ForAllValues:StringEquals": {"aws:TagKeys": _AT_CREATION},
-}
-_RENEWS = {**_IS_A_POOLS, "ForAllValues:StringEquals": {"aws:TagKeys": [f"{TAG}seen"]}}
-
-
-def policy() -> dict[str, Any]:
-    """Return the minimum permissions for `sky.AWS`, as an IAM policy for all regions of the account it is attached in.
-
-    It allows creating only resources with a pool's tag, and changing and deleting only those. For the resources and
-    conditions of each action see https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-    """
-    machine = _ours("instance", "volume", "network-interface", "spot-instances-request")  # created by a launch
-    group, rule = _ours("security-group"), _ours("security-group-rule")
-    makes = ["RunInstances", "CreateSecurityGroup", "AuthorizeSecurityGroupIngress"]
-    rows: tuple[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]], ...] = (
-        ("Look", [*(f"ec2:Describe{each}" for each in _LOOKS_AT), "pricing:GetProducts"], ["*"], {}),
-        ("FindMachineImages", ["ssm:GetParameter"], ["arn:aws:ssm:*::parameter/aws/service/*"], {}),
-        ("LaunchFromAndInto", ["ec2:RunInstances"], ["arn:aws:ec2:*::image/*", *_ours("image", "subnet")], {}),
-        ("LaunchIntoGroupsOfPools", ["ec2:RunInstances"], group, _IS_A_POOLS),
-        ("LaunchMachinesOfPools", ["ec2:RunInstances"], machine, _BECOMES_A_POOLS),
-        ("MakeGroupsIn", ["ec2:CreateSecurityGroup"], _ours("vpc"), {}),
-        ("MakeGroupsOfPools", ["ec2:CreateSecurityGroup"], group, _BECOMES_A_POOLS),
-        ("OpenGroupsOfPools", ["ec2:AuthorizeSecurityGroupIngress"], group, _IS_A_POOLS),
-        ("TagRules", ["ec2:AuthorizeSecurityGroupIngress"], rule, _BECOMES_A_POOLS),
-        ("TagAtCreation", ["ec2:CreateTags"], [*machine, *group, *rule], {"StringEquals": {"ec2:CreateAction": makes}}),
-        ("RenewGroupsOfPools", ["ec2:CreateTags"], group, _RENEWS),
-        ("EndMachinesOfPools", ["ec2:TerminateInstances"], _ours("instance"), _IS_A_POOLS),
-        ("EndGroupsOfPools", ["ec2:DeleteSecurityGroup"], group, _IS_A_POOLS),
-    )
-    statements = [
-        {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
-        | ({"Condition": when} if when else {})
-        for name, actions, resources, when in rows
-    ]
-    return {"Version": "2012-10-17", "Statement": statements}
-
-
-def _ours(*kinds: str) -> list[str]:
-    """Return all resources of these kinds in the account."""
-    return [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]

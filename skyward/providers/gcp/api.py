@@ -1,4 +1,4 @@
-"""Calls of Compute Engine's API through Google's library, with readable errors, and the permissions that they require.
+"""Calls of Compute Engine's API through Google's library, with readable errors.
 
 No other module imports `google`. Credentials are Application Default Credentials: GOOGLE_APPLICATION_CREDENTIALS, those
 of `gcloud auth application-default login`, or the service account of the machine.
@@ -168,37 +168,5 @@ def _refused(doing: str, code: str, said: str) -> RefusedError:
     if code in _QUOTA:
         text += " Ask for a higher limit at https://console.cloud.google.com/iam-admin/quotas, or use another region."
     if code in _NOT_ALLOWED:
-        text += " `skyward gcp policy` prints the role that the identity needs."
+        text += " The identity needs the role in docs/gcp.md (Permissions)."
     return RefusedError(text, code)
-
-
-# permissions ----------------------------------------------------------------------------------------------------
-
-_COMPUTE = (
-    # available types and places
-    *("zones.list", "machineTypes.list", "acceleratorTypes.list", "subnetworks.list"),
-    *("images.get", "images.getFromFamily", "images.useReadOnly"),  # for `image=` in the project; Google's are public
-    # machines, with one disk each
-    *("instances.create", "instances.delete", "instances.list", "instances.setLabels", "instances.setMetadata"),
-    *("instances.setServiceAccount", "instances.setTags", "disks.create", "disks.setLabels"),
-    *("subnetworks.use", "subnetworks.useExternalIp"),
-    # access to them; rules are part of their network
-    *("firewalls.create", "firewalls.delete", "firewalls.get", "firewalls.list", "firewalls.update"),
-    "networks.updatePolicy",
-    # state of operations
-    *("globalOperations.get", "globalOperations.list", "zoneOperations.get", "zoneOperations.list"),
-)
-
-
-def policy() -> dict[str, Any]:
-    """Return the minimum permissions for `sky.GCP`, as a custom role for `gcloud iam roles create --file`.
-
-    The permissions for a call are listed on its page of the reference, for example
-    https://cloud.google.com/compute/docs/reference/rest/v1/instances/bulkInsert#iam-permissions
-    """
-    return {
-        "title": "skyward",
-        "description": "What sky.GCP needs to rent machines for pools, and nothing else.",
-        "stage": "GA",
-        "includedPermissions": sorted(f"compute.{each}" for each in _COMPUTE),
-    }

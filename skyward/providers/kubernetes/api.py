@@ -250,7 +250,7 @@ class ClusterApi:
         if status == _FORBIDDEN and "is forbidden: User" in message:
             return ProviderError(
                 f"This user lacks a right that a pool needs in namespace {self.namespace}: {message}. "
-                f"`skyward kubernetes role --namespace {self.namespace}` prints the Role to be granted."
+                "docs/kubernetes.md has the Role to grant (Permissions)."
             )
         if status == _UNKNOWN_USER:
             return ProviderError(

@@ -20,15 +20,6 @@ from skyward.wire.tls import Identity
 
 KIND = "skyward.kind"  # label that distinguishes the Secrets of a pool
 _STOP_S = 10  # a node that is asked to end takes 5 s for its workers
-# All that a pool does in its namespace. The API server requires "create" for WebSockets since 1.35.
-RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("pods", ("create", "get", "list", "patch", "delete")),
-    ("pods/log", ("get",)),
-    ("pods/portforward", ("get", "create")),
-    ("pods/exec", ("get", "create")),
-    ("secrets", ("create", "get", "list", "delete")),
-    ("events", ("list",)),
-)
 # Labels by which clusters identify the GPUs of a machine: NVIDIA's feature discovery, Google's, Karpenter's. In the
 # first, memory and form factor are part of the name.
 _PRODUCTS: Mapping[str, Sequence[str]] = {
@@ -320,15 +311,6 @@ def _has_names(value: Any) -> bool:
     return (
         isinstance(value, list | tuple) and bool(value) and all(isinstance(e, Mapping) and "name" in e for e in value)
     )
-
-
-def role(namespace: str) -> str:
-    """Return the Role that a user of `sky.Kubernetes` needs, as YAML."""
-    lines = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata:", "  name: skyward"]
-    lines += [f"  namespace: {namespace}", "rules:"]
-    for resource, verbs in RULES:
-        lines += ['  - apiGroups: [""]', f"    resources: [{resource}]", f"    verbs: [{', '.join(verbs)}]"]
-    return "\n".join(lines)
 
 
 def _encoded(text: str) -> str:

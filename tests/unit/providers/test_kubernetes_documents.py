@@ -112,14 +112,6 @@ def test_secrets_are_owned_and_hold_what_is_secret() -> None:
     assert "KEY" not in json.dumps(pod())
 
 
-def test_the_role_is_of_one_namespace() -> None:
-    """And asks for no verb on everything."""
-    text = documents.role("team")
-
-    assert "kind: Role\n" in text and "namespace: team" in text
-    assert "*" not in text and "nodes" not in text
-
-
 @pytest.mark.parametrize(
     ("document", "events", "said"),
     [

@@ -1,15 +1,12 @@
 """Images as TOML files: what they mean, and what is said of mistakes."""
 
-import json
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from skyward.builder.sources.declared import PluginUse, load
-from skyward.builder.sources.toml import ImageFile, schema
+from skyward.builder.sources.toml import ImageFile
 from skyward.errors import ConfigError
 from skyward.model.image import Dockerfile, Image, PipIndex
 from skyward.model.spec import Accelerator
@@ -204,35 +201,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "images").glob("*.toml")), ids=lambda file: file.name)
-def test_the_schema_takes_the_images_of_the_project(file: Path) -> None:
-    """What editors check by agrees with what `load` takes."""
-    jsonschema.validate(tomllib.loads(file.read_text(encoding="utf-8")), schema("image"))
-
-
-@pytest.mark.parametrize("text", ['pips = ["a"]', "pip = [1]", "base = {}", "nodes = 0", "plugins = {torch = 1}"])
-def test_the_schema_refuses_what_is_refused(tmp_path: Path, text: str) -> None:
-    """And marks in the editor what `load` would report."""
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(tomllib.loads(text), schema("image"))
-    with pytest.raises(ConfigError):
-        load(written(tmp_path, text))
-
-
-def test_the_schema_of_pyproject() -> None:
-    """It describes [tool.skyward] and leaves other tables alone."""
-    given = {"project": {"name": "x"}, "tool": {"uv": {}, "skyward": {"indexes": {"https://a.example": "wheels"}}}}
-    jsonschema.validate(given, schema("pyproject"))
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"tool": {"skyward": {"index": {}}}}, schema("pyproject"))
-
-
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A file that is not there is an error of the caller's."""
     with pytest.raises(ConfigError, match=r"none.toml cannot be read"):
         load(tmp_path / "none.toml")
-
-
-def test_the_schema_beside_the_images_is_current() -> None:
-    """Editors find it there: `skyward schema > images/image.schema.json`."""
-    assert json.loads((ROOT / "images" / "image.schema.json").read_text(encoding="utf-8")) == schema("image")

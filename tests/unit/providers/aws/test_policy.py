@@ -1,4 +1,4 @@
-"""The IAM policy that `skyward aws policy` prints: what the code calls and no more, on what is a pool's and no more."""
+"""The IAM policy of docs/permissions: what the code calls and no more, on what is a pool's and no more."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from typing import Any
 import boto3
 import pytest
 
-from skyward.cli.main import main
 from skyward.providers.aws import api as module
-from skyward.providers.aws.api import Api, policy
+from skyward.providers.aws.api import Api
 from skyward.providers.aws.provider import tagged
 from skyward.providers.cloud.base import LaunchRequest
 from tests.unit.providers.aws.test_machines import launcher, offer
 
+POLICY = Path(__file__).parents[4] / "docs" / "permissions" / "aws.json"
 ACCOUNT = "arn:aws:ec2:us-east-1:123456789012"
 POOLS = {"aws:ResourceTag/skyward.pool": "1a2b3c4d"}
 OTHERS = {"aws:ResourceTag/team": "billing"}
+
+
+def policy() -> Any:
+    return json.loads(POLICY.read_text(encoding="utf-8"))
 
 
 def calls_of_the_code() -> set[str]:
@@ -74,13 +78,11 @@ def test_the_policy_covers_the_calls_of_the_code_and_no_others() -> None:
     assert len(actions) > 12
 
 
-def test_the_command_prints_a_policy_that_iam_takes(account: Api, capsys: pytest.CaptureFixture[str]) -> None:
+def test_iam_accepts_the_policy(account: Api) -> None:
     """As a managed policy, which has a size limit."""
-    assert main(["aws", "policy"]) == 0
-    text = capsys.readouterr().out
+    text = POLICY.read_text(encoding="utf-8")
     made = boto3.client("iam").create_policy(PolicyName="skyward", PolicyDocument=text)["Policy"]
     assert made["PolicyName"] == "skyward"
-    assert json.loads(text) == policy()
     assert len("".join(text.split())) < 6144
 
 

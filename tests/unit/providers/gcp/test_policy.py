@@ -1,20 +1,18 @@
-"""The role that `skyward gcp policy` prints: what the calls take and no more. All tests of `sky.GCP` run with it."""
+"""The role of docs/permissions: what the calls need and no more. All tests of `sky.GCP` run with it."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 import skyward as sky
-from skyward.cli.main import main
 from skyward.errors import ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.gcp.api import MIN_COUNT, policy
-from tests.gcp_api import PROJECT, REGION, ZONES, ComputeApi
+from skyward.providers.gcp.api import MIN_COUNT
+from tests.gcp_api import PROJECT, REGION, ZONES, ComputeApi, role
 
 IMAGES = f"projects/{PROJECT}/global/images"
 REQUEST = PoolRequest(pool_id="0badcafe", platform="linux/amd64", accelerator=Accelerator.of("L4"))
@@ -40,21 +38,19 @@ def test_the_role_has_the_permissions_that_a_pool_takes_and_no_others(
     assert [each["node"] for each in provider.find()] == [0]
     provider.destroy("0badcafe")
 
-    assert project.needed == set(policy()["includedPermissions"])
+    assert project.needed == set(role()["includedPermissions"])
     assert (project.instances, project.firewalls) == ({}, {})
 
 
-def test_a_permission_that_is_lacking_is_an_error_that_names_the_command(project: ComputeApi) -> None:
+def test_a_permission_that_is_lacking_is_an_error_that_names_it(project: ComputeApi) -> None:
     project.granted.remove("compute.instances.list")
-    with pytest.raises(ProviderError, match=r"'compute\.instances\.list' permission for .*`skyward gcp policy` prints"):
+    with pytest.raises(ProviderError, match=r"'compute\.instances\.list' permission for .*docs/gcp\.md"):
         list(sky.GCP(REGION).find())
 
 
-def test_the_command_prints_a_role_that_gcloud_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the fields of a role alone, and permissions that a custom role can have, each once."""
-    assert main(["gcp", "policy"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == policy()
+def test_gcloud_accepts_the_role() -> None:
+    """It has the fields of a role alone, and permissions that a custom role can have, each once."""
+    printed = role()
     assert set(printed) == {"title", "description", "stage", "includedPermissions"}
     assert printed["stage"] == "GA"
     permissions = printed["includedPermissions"]
