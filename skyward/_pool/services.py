@@ -22,7 +22,7 @@ from skyward._pool.background import Timers
 from skyward.errors import CheckpointError, WireError
 from skyward.records.run import run_of_process
 from skyward.runtime.checkpoint import is_name
-from skyward.runtime.checkpoint_store import CheckpointStore, Commit
+from skyward.runtime.checkpoint_store import CheckpointStore
 from skyward.system import SimpleQueue, threading, time
 from skyward.wire.frames import Buffer, Connection, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
@@ -241,14 +241,11 @@ class Checkpoints:
         store = self._store(request, asked)
         match asked["op"]:
             case "last":
-                return {"commit": store.last().to_json()}, ()
+                return {"number": store.last()}, ()
             case "read":
-                return {}, [store.read(Commit(int(asked["number"])), asked["path"], int(asked["offset"]))]
-            case "begin":
-                commit = Commit.of_json({**asked["commit"], "number": 0})
-                return {"missing": store.begin(commit.files, commit.folders)}, ()
+                return {}, [store.read(int(asked["number"]), int(asked["offset"]))]
             case "write":
-                store.write(asked["path"], request.frame.buffers[0])
+                store.write(int(asked["offset"]), request.frame.buffers[0])
                 return {}, ()
             case "finish":
                 return {"number": store.finish()}, ()

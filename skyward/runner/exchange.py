@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar, cast
 
 from skyward.errors import CheckpointError, PluginError
 from skyward.model.instance import SETUP
 from skyward.runtime.checkpoint import Store
-from skyward.runtime.checkpoint_store import CHUNK, Commit, FileFacts
+from skyward.runtime.checkpoint_store import CHUNK, check, pack, unpack
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
@@ -215,45 +217,75 @@ def _is_gone(process: int) -> bool:
 class _RemoteStore:
     """The client's store of one checkpoint, for one call.
 
-    Several chunks of files are requested at once, so that high latency does not delay each of them.
+    Several chunks are requested at once, so that high latency does not delay each of them.
     """
 
     def __init__(self, client: CheckpointClient, call: int, named: Mapping[str, Any]) -> None:
         self._client, self._call, self._named = client, call, named
-        self._writes: deque[_Wait] = deque()
-        self._reads: deque[tuple[str, int, _Wait]] = deque()  # path, offset
+        self._name = str(named["name"])
 
-    def last(self) -> Commit:
-        return Commit.of_json(_answered(self._ask({"op": "last"}))[0]["commit"])
+    def last(self) -> int:
+        return int(_answered(self._ask({"op": "last"}))[0]["number"])
 
-    def read(self, commit: Commit, path: str, offset: int) -> bytes:
-        if not self._reads or self._reads[0][:2] != (path, offset):
-            self._reads.clear()
-        ahead = offset + CHUNK * len(self._reads)
-        while len(self._reads) < _UNDER_WAY and ahead < commit.files[path].size:
-            asked = {"op": "read", "number": commit.number, "path": path, "offset": ahead}
-            self._reads.append((path, ahead, self._ask(asked)))
-            ahead += CHUNK
-        return bytes(_answered(self._reads.popleft()[2])[1][0]) if self._reads else b""
+    def fill(self, number: int, target: Path) -> None:
+        if number:
+            try:
+                unpack(cast(IO[bytes], _Reader(partial(self._read, number))), target)
+            except (OSError, tarfile.TarError) as error:
+                raise CheckpointError(f"checkpoint({self._name!r}) cannot be written to {target}: {error}") from error
 
-    def begin(self, files: Mapping[str, FileFacts], folders: Sequence[str]) -> Sequence[str]:
-        self._writes.clear()
-        document = Commit(0, files, folders).to_json()
-        missing: list[str] = _answered(self._ask({"op": "begin", "commit": document}))[0]["missing"]
-        return missing
-
-    def write(self, path: str, data: bytes) -> None:
-        self._writes.append(self._ask({"op": "write", "path": path}, [data]))
-        if len(self._writes) >= _UNDER_WAY:
-            _answered(self._writes.popleft())
-
-    def finish(self) -> int:
-        while self._writes:
-            _answered(self._writes.popleft())
+    def commit(self, source: Path) -> int:
+        check(self._name, source)
+        writer = _Writer(self._write)
+        try:
+            pack(source, cast(IO[bytes], writer))
+        except (OSError, tarfile.TarError) as error:
+            raise CheckpointError(f"checkpoint({self._name!r}) cannot be read from {source}: {error}") from error
+        writer.finish()
         return int(_answered(self._ask({"op": "finish"}))[0]["number"])
+
+    def _read(self, number: int, offset: int) -> _Wait:
+        return self._ask({"op": "read", "number": number, "offset": offset})
+
+    def _write(self, offset: int, data: bytes) -> _Wait:
+        return self._ask({"op": "write", "offset": offset}, [data])
 
     def _ask(self, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> _Wait:
         return self._client.ask(self._call, {**self._named, **document}, data)
+
+
+class _Reader:
+    """A file that is read in chunks from the client."""
+
+    def __init__(self, ask: Callable[[int], _Wait]) -> None:
+        self._ask, self._offset = ask, 0
+        self._waits: deque[_Wait] = deque()
+
+    def read(self, _size: int) -> bytes:
+        while len(self._waits) < _UNDER_WAY:
+            self._waits.append(self._ask(self._offset))
+            self._offset += CHUNK
+        return bytes(_answered(self._waits.popleft())[1][0])
+
+
+class _Writer:
+    """A file that is written in chunks by the client."""
+
+    def __init__(self, ask: Callable[[int, bytes], _Wait]) -> None:
+        self._ask, self._offset = ask, 0
+        self._waits: deque[_Wait] = deque()
+
+    def write(self, data: bytes) -> int:
+        self._waits.append(self._ask(self._offset, data))
+        self._offset += len(data)
+        if len(self._waits) >= _UNDER_WAY:
+            _answered(self._waits.popleft())
+        return len(data)
+
+    def finish(self) -> None:
+        """Wait until everything is written."""
+        while self._waits:
+            _answered(self._waits.popleft())
 
 
 def _answered(wait: _Wait) -> tuple[dict[str, Any], Sequence[Buffer]]:

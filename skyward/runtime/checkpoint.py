@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
 from skyward.errors import CheckpointError, ConfigError
 from skyward.model.instance import InstanceInfo
-from skyward.runtime.checkpoint_store import CHUNK, CheckpointStore, Commit, FileFacts
+from skyward.runtime.checkpoint_store import CheckpointStore
 from skyward.runtime.environment import at_end, on_every_rank
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,100}")
@@ -23,11 +21,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+-]{0,100}")
 class Store(Protocol):
     """A store of commits: `CheckpointStore`, or access to the client's; see there."""
 
-    def last(self) -> Commit: ...
-    def read(self, commit: Commit, path: str, offset: int) -> bytes: ...
-    def begin(self, files: Mapping[str, FileFacts], folders: Sequence[str]) -> Sequence[str]: ...
-    def write(self, path: str, data: bytes) -> None: ...
-    def finish(self) -> int: ...
+    def last(self) -> int: ...
+    def fill(self, number: int, target: Path) -> None: ...
+    def commit(self, source: Path) -> int: ...
 
 
 class Checkpoint:
@@ -48,8 +44,7 @@ class Checkpoint:
     def commit(self) -> None:
         """Store the present state of the directory, replacing the previous commit as a whole; return when it is safe.
 
-        Only files whose content has changed are transferred. Files written meanwhile are not safe, and may cause an
-        error.
+        Do not write to the directory meanwhile.
 
         Raises:
             CheckpointError: it cannot be stored: disk full, no connection, a link or device in the directory, or
@@ -62,17 +57,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"checkpoint({self._name!r}, rank={self._rank}) is rank {self._rank}'s; rank {own} cannot commit it."
             )
-        files, folders = _content(self._name, self.path)
-        for path in self._store.begin(files, folders):
-            with (self.path / path).open("rb") as file:
-                left = files[path].size
-                while True:
-                    data = file.read(CHUNK)
-                    self._store.write(path, data)
-                    left -= len(data)
-                    if left <= 0 or not data:
-                        break
-        self.commits = self._store.finish()
+        self.commits = self._store.commit(self.path)
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
         """Return a path in the directory."""
@@ -149,10 +134,9 @@ def checkpoint(name: str | os.PathLike[str], *, rank: int | None = None) -> Chec
         )
     else:
         store = _worker.store(text, rank)
-    commit = store.last()
-    path = _directory()
-    _fill(text, path, store, commit)
-    return Checkpoint(text, path, store, commit.number, rank)
+    commits, path = store.last(), _directory()
+    store.fill(commits, path)
+    return Checkpoint(text, path, store, commits, rank)
 
 
 def install(worker: Worker) -> None:
@@ -192,47 +176,3 @@ def _own_rank() -> int | None:
     """Return the rank of this process in a call that runs on all ranks; else None."""
     place = InstanceInfo.current()
     return place.global_worker_index if place is not None and on_every_rank() else None
-
-
-def _content(name: str, root: Path) -> tuple[dict[str, FileFacts], list[str]]:
-    """Return the files below a directory, and the empty directories."""
-    files: dict[str, FileFacts] = {}
-    folders = []
-    for folder, below, names in os.walk(root):
-        for each in (*names, *below):
-            path = Path(folder) / each
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise CheckpointError(f"checkpoint({name!r}) holds {each}, which is not a file. Keep files only.")
-        files |= {(Path(folder) / each).relative_to(root).as_posix(): _facts(Path(folder) / each) for each in names}
-        if not below and not names and Path(folder) != root:
-            folders.append(Path(folder).relative_to(root).as_posix())
-    return files, folders
-
-
-def _facts(path: Path) -> FileFacts:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found = os.fstat(file.fileno())
-    return FileFacts(digest, found.st_size, bool(found.st_mode & 0o100))
-
-
-def _fill(name: str, root: Path, store: Store, commit: Commit) -> None:
-    """Write the files of a commit to a directory, and verify them."""
-    for folder in commit.folders:
-        (root / folder).mkdir(parents=True)
-    for path, facts in commit.files.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        offset, hashed = 0, hashlib.sha256()
-        with target.open("xb") as file:
-            while offset < facts.size and (data := store.read(commit, path, offset)):
-                file.write(data)
-                hashed.update(data)
-                offset += len(data)
-        if hashed.hexdigest() != facts.digest:
-            raise CheckpointError(
-                f"checkpoint({name!r}): {path} of commit {commit.number} is damaged where it is kept. Remove that "
-                "commit there to go on with the one before it."
-            )
-        if facts.executable:
-            target.chmod(0o700)

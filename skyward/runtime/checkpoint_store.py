@@ -1,236 +1,184 @@
 """The commits of one checkpoint in a directory: on the client, or on a file system that outlives the node.
 
-- `000007/`: the files of commit 7; unchanged ones are links to those of the previous commit
-- `000007.json`: path, digest, size and mode of each file. Written last: without it the commit does not exist
-
-The last two commits are kept. A killed writer leaves a directory without a description, which the next writer removes.
+Commit 7 is the directory `000007`. It is written under another name and renamed when all of it is on the disk, so a
+writer that is killed leaves the commits before. The last two are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import stat
+import tarfile
+import tempfile
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, TypeVar
 
 from skyward.errors import CheckpointError
 
-CHUNK = 1024 * 1024  # bytes of a file that are sent or copied at once
+CHUNK = 1024 * 1024  # bytes that are sent at once
 _KEPT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """A file of a commit: SHA-256 (hex) of its content, size in bytes, and whether it is executable."""
-
-    digest: str
-    size: int
-    executable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The content of a checkpoint at a commit.
-
-    Attributes:
-        number: counted from 1; 0 for a checkpoint that was never committed.
-        files: the files, by relative path with "/".
-        folders: the empty directories.
-    """
-
-    number: int = 0
-    files: Mapping[str, FileFacts] = field(default_factory=dict)
-    folders: Sequence[str] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a document for `of_json`."""
-        files = {path: [facts.digest, facts.size, facts.executable] for path, facts in self.files.items()}
-        return {"number": self.number, "files": files, "folders": list(self.folders)}
-
-    @classmethod
-    def of_json(cls, document: Mapping[str, Any]) -> Commit:
-        """Return the commit of a document from `to_json`.
-
-        Raises:
-            CheckpointError: it names a file outside the checkpoint, or is invalid.
-        """
-        try:
-            files = {
-                _checked(path): FileFacts(str(a), int(b), bool(c)) for path, (a, b, c) in document["files"].items()
-            }
-            return cls(int(document["number"]), files, tuple(map(_checked, document["folders"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"The description of a commit cannot be read: {error!r}.") from error
+_DRAFT = ".draft"
+T = TypeVar("T")
 
 
 class CheckpointStore:
     """The directory of one checkpoint, created by the first commit. For one writer at a time.
+
+    `read` and `write` transfer the files of a commit as a tar archive, in chunks.
 
     Every method raises CheckpointError on errors of the file system.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._draft: Commit | None = None
-        self._writing: _Writing | None = None
-        self._missing: list[str] = []
+        self._archive: IO[bytes] | None = None
 
-    def last(self) -> Commit:
-        """Return the last complete commit."""
-        for number in reversed(self._numbers()):
-            try:
-                commit = Commit.of_json(json.loads(self._description(number).read_bytes()))
-            except (OSError, ValueError, CheckpointError):
-                continue  # its writer was killed while writing the description; the previous commit counts
-            if all(_size(self._files(number) / path) == facts.size for path, facts in commit.files.items()):
-                return commit
-        return Commit()
+    def last(self) -> int:
+        """Return the number of the last commit; 0 if there is none."""
+        return max(self._numbers(), default=0)
 
-    def read(self, commit: Commit, path: str, offset: int) -> bytes:
-        """Return a chunk of a file, at most `CHUNK` bytes; empty at its end."""
-        try:
-            with (self._files(commit.number) / _checked(path)).open("rb") as file:
-                file.seek(offset)
-                return file.read(CHUNK)
-        except OSError as error:
-            raise self._problem(f"{path} of commit {commit.number} cannot be read", error) from error
+    def fill(self, number: int, target: Path) -> None:
+        """Copy the files of a commit to a directory."""
+        if number:
+            self._try("cannot be read", lambda: shutil.copytree(self._files(number), target, dirs_exist_ok=True))
 
-    def begin(self, files: Mapping[str, FileFacts], folders: Sequence[str]) -> Sequence[str]:
-        """Begin a commit of these files; return the paths of those to be written, one after the other."""
-        last = self.last()
-        have = {facts.digest: path for path, facts in last.files.items()}
-        try:
-            self._clear(after=last.number)
-            draft = self._draft = Commit(last.number + 1, files, folders)
-            into = self._files(draft.number)
-            _make(into)
-            for folder in folders:
-                _make(into / folder)
-            self._missing = []
-            for path, facts in files.items():
-                _make((into / path).parent)
-                if facts.digest in have:
-                    _link(self._files(last.number) / have[facts.digest], into / path, facts)
-                else:
-                    self._missing.append(path)
-        except OSError as error:
-            raise self._problem("no commit can be begun", error) from error
-        return tuple(self._missing)
+    def commit(self, source: Path) -> int:
+        """Store a copy of a directory as the last commit, and return its number."""
+        check(self._folder.name, source)
+        return self._commit(lambda draft: shutil.copytree(source, draft, dirs_exist_ok=True))
 
-    def write(self, path: str, data: bytes | bytearray | memoryview) -> None:
-        """Append to a file of the commit; only its last chunk may be short, and an empty file has one empty chunk."""
-        draft = self._draft
-        if draft is None or not self._missing or path != self._missing[0]:
-            raise CheckpointError(f"{path} is not the file that the commit under way expects.")
-        facts = draft.files[path]
-        try:
-            if self._writing is None:
-                self._writing = _Writing.begin(self._files(draft.number) / path, facts)
-            if self._writing.append(data, facts):
-                self._writing = None
-                del self._missing[0]
-        except OSError as error:
-            raise self._problem(f"{path} cannot be written", error) from error
+    def read(self, number: int, offset: int) -> bytes:
+        """Return a chunk of the archive of a commit; empty at its end."""
+
+        def chunk() -> bytes:
+            if offset == 0:
+                self._archive = self._opened()
+                pack(self._files(number), self._archive)
+            if self._archive is None:
+                return b""
+            self._archive.seek(offset)
+            data = self._archive.read(CHUNK)
+            if not data:
+                self.discard()
+            return data
+
+        return self._try("cannot be read", chunk)
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a chunk of the archive of the next commit; offset 0 begins it."""
+
+        def append() -> None:
+            if offset == 0 or self._archive is None:
+                _make(self._folder)
+                self._archive = self._opened()
+            self._archive.seek(offset)
+            self._archive.write(data)
+
+        self._try("cannot be written", append)
 
     def finish(self) -> int:
-        """Finish the commit, which becomes the last one, and return its number."""
-        draft, self._draft = self._draft, None
-        if draft is None or self._missing:
-            raise CheckpointError("A commit has to be begun, and to have all of its files, before it can end.")
-        try:
-            for folder in {self._files(draft.number) / path for path in draft.files} | {self._files(draft.number) / ""}:
-                _sync_folder(folder if folder.is_dir() else folder.parent)
-            with open(self._description(draft.number), "xb", opener=_private) as file:
-                file.write(json.dumps(draft.to_json()).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_folder(self._folder)
-            for number in self._numbers()[:-_KEPT]:
-                self._description(number).unlink()
-                shutil.rmtree(self._files(number), ignore_errors=True)  # without its description it is no commit
-        except OSError as error:
-            raise self._problem("the commit cannot be ended", error) from error
-        return draft.number
+        """Store what the archive holds as the last commit, and return its number."""
+        archive, self._archive = self._archive, None
+        if archive is None:
+            raise CheckpointError("A commit needs an archive.")
+        with archive:
+            archive.seek(0)
+            return self._commit(lambda draft: unpack(archive, draft))
 
     def discard(self) -> None:
         """Abandon the commit in progress, if there is one."""
-        if self._writing is not None:
-            self._writing.file.close()
-        self._draft = self._writing = None
+        if self._archive is not None:
+            self._archive.close()
+        self._archive = None
 
-    def _clear(self, *, after: int) -> None:
-        """Remove the files of an unfinished commit."""
+    def _commit(self, write: Callable[[Path], object]) -> int:
+        number = self.last() + 1
+
+        def replace() -> None:
+            _make(self._folder)
+            shutil.rmtree(draft := self._folder / _DRAFT, ignore_errors=True)
+            draft.mkdir(mode=0o700)
+            write(draft)
+            for folder, _, names in os.walk(draft):
+                for name in names:
+                    _sync(Path(folder) / name)
+                _sync(Path(folder))
+            draft.rename(self._files(number))
+            _sync(self._folder)
+            for old in sorted(self._numbers())[:-_KEPT]:
+                shutil.rmtree(self._files(old), ignore_errors=True)
+
+        self._try(f"commit {number} cannot be written", replace)
+        return number
+
+    def _opened(self) -> IO[bytes]:
         self.discard()
-        for found in self._folder.glob("[0-9]*"):
-            if found.stem.isdigit() and int(found.stem) > after:
-                found.unlink() if found.is_file() else shutil.rmtree(found)
+        return tempfile.TemporaryFile(dir=self._folder)
 
     def _numbers(self) -> list[int]:
-        return sorted(int(found.stem) for found in self._folder.glob("[0-9]*.json") if found.stem.isdigit())
+        return [int(found.name) for found in self._folder.glob("[0-9]*") if found.name.isdigit() and found.is_dir()]
 
     def _files(self, number: int) -> Path:
         return self._folder / f"{number:06}"
 
-    def _description(self, number: int) -> Path:
-        return self._folder / f"{number:06}.json"
-
-    def _problem(self, what: str, error: OSError) -> CheckpointError:
-        self.discard()
-        return CheckpointError(
-            f"The checkpoint {self._folder}: {what}: {error.strerror or error}. What was committed before is still "
-            "there."
-        )
-
-
-@dataclass(slots=True)
-class _Writing:
-    """A file that is being written."""
-
-    path: Path
-    file: BinaryIO
-    hashed: Any
-    size: int = 0
-
-    @classmethod
-    def begin(cls, path: Path, facts: FileFacts) -> _Writing:
-        return cls(path, open(path, "xb", opener=_executable if facts.executable else _private), hashlib.sha256())
-
-    def append(self, data: bytes | bytearray | memoryview, facts: FileFacts) -> bool:
-        """Write data; return whether the file is complete."""
-        self.file.write(data)
-        self.hashed.update(data)
-        self.size += len(data)
-        if self.size < facts.size and data:
-            return False
-        with self.file:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        if self.size != facts.size or self.hashed.hexdigest() != facts.digest:
-            raise CheckpointError(f"{self.path.name} was changed while it was committed. Write it first, then commit.")
-        return True
+    def _try(self, what: str, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except (OSError, tarfile.TarError) as error:
+            self.discard()
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(
+                f"The checkpoint {self._folder}: {what}: {why}. What was committed before is still there."
+            ) from error
 
 
-def _checked(path: str) -> str:
-    """Return the path after checking that it is below the checkpoint."""
-    parts = PurePosixPath(path).parts
-    if not parts or parts[0] == "/" or ".." in parts or "\0" in path or "/".join(parts) != path:
-        raise CheckpointError(f"{path!r} is not a path of a file in a checkpoint.")
-    return path
+def check(name: str, root: Path) -> None:
+    """Check that a directory holds files and directories only.
+
+    Raises:
+        CheckpointError: it holds a link, a device or a pipe.
+    """
+    for folder, below, names in os.walk(root):
+        for each in (*names, *below):
+            mode = (Path(folder) / each).lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise CheckpointError(f"checkpoint({name!r}) holds {each}, which is not a file. Keep files only.")
 
 
-def _link(source: Path, target: Path, facts: FileFacts) -> None:
-    """Add a file of the last commit to this one."""
-    try:
-        os.link(source, target)
-    except OSError:  # the file system of a volume may not support links
-        with source.open("rb") as file:
-            writing = _Writing.begin(target, facts)
-            while not writing.append(file.read(CHUNK), facts):
-                pass
+def pack(folder: Path, file: IO[bytes]) -> None:
+    """Write the content of a directory as a tar archive.
+
+    Raises:
+        OSError: a file cannot be read, or became shorter meanwhile.
+    """
+    with tarfile.open(fileobj=file, mode="w|", bufsize=CHUNK, dereference=True) as archive:
+        for each in sorted(folder.iterdir()):
+            archive.add(each, each.name)
+
+
+def unpack(file: IO[bytes], folder: Path) -> None:
+    """Write the files and directories of an archive from `pack` below a directory.
+
+    Raises:
+        CheckpointError: it holds something else, or a path outside; whoever sent it.
+    """
+    with tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
+                raise CheckpointError(f"{member.name!r} is not a path of a file in a checkpoint.")
+            target = folder / path
+            if member.isdir():
+                target.mkdir(mode=0o700, parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None
+            with open(target, "xb") as written:
+                target.chmod(0o700 if member.mode & 0o100 else 0o600)
+                shutil.copyfileobj(content, written, CHUNK)
 
 
 def _make(folder: Path) -> None:
@@ -240,26 +188,12 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _executable(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o700)
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError:
-        pass  # the file system of a volume may not support it; it has stored closed files
+        if not path.is_dir():  # the file system of a volume may not support it for directories
+            raise
     finally:
         os.close(file)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +26,8 @@ def test_a_call_goes_on_after_the_loss_of_workers_and_nodes(tmp_path: Path, new_
     assert begun[2] == 5
     assert begun[3] in (6, 7)
     kept = sorted(path.name for path in (tmp_path / "n").iterdir())
-    assert len(kept) == 4
-    assert (tmp_path / "n" / kept[2] / "n").read_text() == "9"
+    assert len(kept) == 2
+    assert (tmp_path / "n" / kept[1] / "n").read_text() == "9"
     with new_pool(nodes=1, checkpoints=tmp_path) as pool:
         assert (commits("n") >> pool)[1]["n"] == "9"
         assert (count("n", 10, ()) >> pool)[0] == 10
@@ -74,7 +73,6 @@ def test_the_run_keeps_checkpoints_unless_a_directory_is_named(tmp_path: Path, m
 
     folder = tmp_path / "run" / "files" / "checkpoints" / "model"
     assert (folder / "000001" / "text").read_text() == "x of 0"
-    assert json.loads((folder / "000001.json").read_text())["files"]["text"][1] == 6
     assert folder.stat().st_mode & 0o077 == 0
 
 
@@ -89,6 +87,6 @@ def test_a_client_that_cannot_write_says_so_in_the_function(tmp_path: Path) -> N
     with sky.ComputePool(sky.Local(), checkpoints=tmp_path / "c") as pool:
         assert write("a", "x") >> pool == 1
         (tmp_path / "c" / "b").touch()
-        with pytest.raises(CheckpointError, match=r"/c/b: no commit can be begun"):
+        with pytest.raises(CheckpointError, match=r"/c/b: .*: "):
             write("b", "x") >> pool
         assert write("a", "x") >> pool == 2
