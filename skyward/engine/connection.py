@@ -60,6 +60,15 @@ class SshLine(HTTPConnection):
         self._ssh: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._said = ""
+        self._is_answering = False
+
+    def getresponse(self) -> HTTPResponse:
+        """Return the next answer. One that ends with the connection keeps ssh until `close`."""
+        self._is_answering = True
+        try:
+            return super().getresponse()
+        finally:
+            self._is_answering = False
 
     def connect(self) -> None:
         """Start ssh; a failure shows with the first answer."""
@@ -92,6 +101,8 @@ class SshLine(HTTPConnection):
     def close(self) -> None:
         """Close the connection, which ends ssh; its output is kept until the next connection."""
         super().close()
+        if self._is_answering:
+            return
         if self._ssh is not None:
             from subprocess import TimeoutExpired
 
