@@ -144,7 +144,7 @@ class Engine:
     def run(self, spec: ContainerSpec) -> Container:
         """Create and start a container; if anything fails, none remains.
 
-        Limits that the engine may not set are dropped one by one, for all later containers too, with one warning.
+        Limits that the engine may not set are dropped one by one, for all later containers too.
         """
         if own := self._own_container:
             spec = replace(
@@ -161,8 +161,11 @@ class Engine:
                     raise
                 self._limits = {name: value for name, value in self._limits.items() if name != refusal.limit}
                 continue
-            if not spec.quiet:
-                self._tell_limits(limits)
+            if spec.gpus and "memlock" not in limits and sys.stderr is not None and is_due(self.url):
+                sys.stderr.write(
+                    "skyward: Containers keep the engine's limit for locked memory, which matters for GPUs and RDMA. "
+                    "(Shown once a day.)\n"
+                )
             return container
 
     def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -254,14 +257,6 @@ class Engine:
                 self.remove(container_id)
                 raise
         return Container(self.url, container_id, spec.name, stream)
-
-    def _tell_limits(self, limits: Mapping[str, int]) -> None:
-        missing = [name for name in ("memlock", "stack") if name not in limits]
-        if missing and sys.stderr is not None and is_due(f"{self.url} {' '.join(missing)}"):
-            sys.stderr.write(
-                f"skyward: the Docker engine at {self.url} may not raise the {' and '.join(missing)} limit of its "
-                "containers; they keep the engine's own. An engine that has CAP_SYS_RESOURCE may. (Said once a day.)\n"
-            )
 
 
 def _knock(address: EngineAddress) -> int | None:

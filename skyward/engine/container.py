@@ -59,7 +59,6 @@ class ContainerSpec:
             can be gained. "default" for the engine's default ones.
         mounts_file_systems: whether it may mount file systems in user space (FUSE).
         sees_processes: whether it shares the process namespace of the engine's machine.
-        quiet: whether to omit the warning about limits that the engine may not raise.
     """
 
     image: str
@@ -78,7 +77,6 @@ class ContainerSpec:
     privileges: tuple[str, ...] | Literal["default"] = ()
     mounts_file_systems: bool = False
     sees_processes: bool = False
-    quiet: bool = False
 
 
 def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping[str, int]:

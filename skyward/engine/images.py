@@ -81,10 +81,6 @@ class Images:
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/history", f"tell how image {ref} was made")
         return [] if status == 404 else answer[::-1]
 
-    def listed(self) -> Sequence[Mapping[str, Any]]:
-        """Return all images of the engine, each with its id, tags, digests, labels, size and time of creation."""
-        return list(self._ask("GET", "/images/json", "list images")[1])
-
     def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return the images with a label, each with its id, tags, labels, size and time of creation."""
         query = urlencode({"filters": json.dumps({"label": [label]})})

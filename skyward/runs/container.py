@@ -285,7 +285,6 @@ def driver_container(
         user=user,
         privileges="default" if user.startswith("0:") else (),  # root's client changes the owners of nodes' files
         sees_processes=True,
-        quiet=True,
     )
 
 
