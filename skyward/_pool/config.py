@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from skyward.errors import ConfigError
 from skyward.model import parameters
 from skyward.model.image import Image
-from skyward.model.image_fields import local_minor
+from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.instance import ENV_VAR, AcceleratorInfo
 from skyward.model.secrets import Secrets, check_variable, merged
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec, Nodes, Volume, Worker, volumes_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skyward.providers.base import Provider
     from skyward.providers.fallback import Selection
 
+ADDRESS = "SKYWARD_DESCRIBE"  # names a socket: a pool that is to be opened is described there instead
 Display = Literal["auto", "quiet"]
 N = TypeVar("N", bound=float | None)
 L = TypeVar("L", bound=str)
@@ -54,7 +55,7 @@ class PoolConfig:
     worker: Worker
     cpus: float | None
     memory_gb: float | None
-    platform: str
+    architecture: str | None
     env: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
     secrets: tuple[tuple[str, str], ...] = field(repr=False)
     volumes: tuple[Volume, ...]
@@ -68,6 +69,7 @@ class PoolConfig:
     checkpoints: Path | None = None
 
     def __post_init__(self) -> None:
+        platform_of(self.architecture)  # refuses an unknown one
         shared = self.worker.processes > self.worker.ranks
         if shared and self.nodes.desired > 1 and (names := [p.name for p in self.plugins if p.collective]):
             raise ConfigError(
@@ -79,6 +81,11 @@ class PoolConfig:
             from skyward.plugins._volumes import require_login
 
             require_login({*dict(self.env), *dict(self.secrets), *self.image.env})
+
+    @property
+    def platform(self) -> str:
+        """The OCI platform of the nodes, unless the image names one."""
+        return platform_of(self.architecture)
 
     @property
     def cluster(self) -> Cluster:

@@ -26,6 +26,7 @@ else:
         return ComputePool(*args, **kwargs)
 
 
+SCOPE = "__skyward_pool__"  # attribute of a decorated function: its `PoolScope`
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -35,7 +36,7 @@ class PoolScope:
     """Opens a new pool for each call of a function that it decorates, and for each `with` block."""
 
     def __init__(self, make: Callable[[], ComputePool]) -> None:
-        self._make = make
+        self.make = make
         self._pools: list[ComputePool] = []
 
     def __call__(self, fn: Callable[Q, R], /) -> Callable[Q, R]:
@@ -54,15 +55,16 @@ class PoolScope:
 
         @functools.wraps(fn)
         def around(*args: Q.args, **kwargs: Q.kwargs) -> R:
-            pool = self._make()
+            pool = self.make()
             _tell_missing(fn, pool)
             with pool:
                 return fn(*args, **kwargs)
 
+        setattr(around, SCOPE, self)
         return around
 
     def __enter__(self) -> ComputePool:
-        pool = self._make()
+        pool = self.make()
         pool.__enter__()
         self._pools.append(pool)
         return pool

@@ -17,7 +17,7 @@ from skyward._pool.calls import CallRunner
 from skyward._pool.code.functions import Functions
 from skyward._pool.code.shared_arguments import SharedArguments
 from skyward._pool.collective.worker_group import WorkerGroup
-from skyward._pool.config import Display, PoolConfig
+from skyward._pool.config import ADDRESS, Display, PoolConfig
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.display import follow_cells
@@ -35,7 +35,6 @@ from skyward._pool.signals import Terminated, uninterrupted
 from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
-from skyward.model.image_fields import platform_of
 from skyward.model.resource import PoolStats
 from skyward.model.spec import Accelerator, Nodes, Volume, Worker
 from skyward.providers.base import PoolRequest, Provider
@@ -152,7 +151,7 @@ class ComputePool(Facts, CallsOnly):
             worker=config.worker_of(worker, concurrency, Accelerator.of(accelerator)),
             cpus=config.either("cpu", cpu, "vcpus", vcpus),
             memory_gb=config.memory_of(memory, memory_gb),
-            platform=platform_of(architecture),
+            architecture=architecture,
             env=config.env_of(env),
             secrets=config.secrets_of(secrets, config.plugins_of(plugins), env),
             volumes=mounted,
@@ -214,6 +213,10 @@ class ComputePool(Facts, CallsOnly):
             SkywardError: it cannot be opened; everything created for it has been removed.
         """
         signals.check_place()
+        if ADDRESS in os.environ:
+            from skyward._pool.description import hand_over
+
+            hand_over(self)
         with self._life:
             if self._entered:
                 raise PoolError(f"Pool {self.id} is open already; open a second ComputePool for more nodes.")

@@ -33,8 +33,7 @@ from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
-    from skyward.builder.sources.declared import Declared
-    from skyward.builder.sources.infer import Difference, Inferred
+    from skyward.model.infer import Difference, Inferred
 
 LABEL = "skyward.image"
 _TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")
@@ -213,20 +212,19 @@ def _moment(seconds: float) -> str:
 
 @command.command("infer")
 @click.argument("script", metavar="SCRIPT")
-@click.option("--image", "declaration", metavar="FILE", help="Compare with the image of this file (TOML or a script).")
+@click.option("--image", "declaration", metavar="FILE", help="Compare with the images of this file, as `build` finds them.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object for each image.")
 def show_inferred(script: str, declaration: str | None, as_json: bool) -> int:
     """Show the packages that a script imports, beside its image's.
 
-    In the versions installed here, as a difference to its image. Nothing is run, and nothing is written: copy what
-    the image shall have. Without --image, the images that the script itself declares are compared. The signs: + is
-    not in the image, ~ is there in another version, = is there, - is there and not imported, ? is imported and not
+    In the versions installed here, as a difference to the image of --image. SCRIPT is not run, and nothing is written:
+    copy what the image shall have. The signs: + is not in the image, ~ is there in another version, = is there, - is there and not imported, ? is imported and not
     installed here.
     """
-    from skyward.builder.sources.infer import infer
+    from skyward.model.infer import infer
 
     found = infer(Path(script))
-    for name, difference in _differences(found, script, declaration):
+    for name, difference in _differences(found, declaration):
         if as_json:
             click.echo(json.dumps(_document(name, difference), ensure_ascii=False))
         else:
@@ -234,33 +232,21 @@ def show_inferred(script: str, declaration: str | None, as_json: bool) -> int:
     return 0
 
 
-def _differences(found: Inferred, script: str, declaration: str | None) -> Iterator[tuple[str, Difference]]:
-    """Yield the name of each image and the difference to it; if none is declared, the difference to an empty one."""
+def _differences(found: Inferred, declaration: str | None) -> Iterator[tuple[str, Difference]]:
+    """Yield the name of each image and the difference to it; without a declaration, the difference to an empty one."""
     from skyward.builder.packages.requirements import resolve_files
+    from skyward.cli.build import declared_in
     from skyward.model.image import Image
     from skyward.model.image_fields import local_minor, platform_of
     from skyward.plugins.registry import declared_image
 
-    declared = _declared(script, declaration)
-    for each in declared:
+    if declaration is None:
+        yield "", found.diff(Image())
+        return
+    for each in declared_in(declaration, {}):
         platform = each.image.platform or platform_of(each.architecture)
         image = declared_image(each, platform=platform, python=local_minor())
         yield f"{each.name} ({each.where})", found.diff(resolve_files(image, each.root).image, each.root)
-    if not declared:
-        yield "", found.diff(Image())
-
-
-def _declared(script: str, declaration: str | None) -> list[Declared]:
-    from skyward.builder.sources.declared import load
-    from skyward.builder.sources.script import pools_in_script
-
-    if declaration is not None:
-        return pools_in_script(declaration) if Path(declaration).suffix == ".py" else [load(declaration)]
-    try:
-        return pools_in_script(script)
-    except ConfigError as error:
-        click.echo(f"skyward: the images of {script} cannot be read, so it is compared with none: {error}", err=True)
-        return []
 
 
 def _document(name: str, difference: Difference) -> dict[str, object]:

@@ -25,6 +25,12 @@ from skyward.runs.driver import Launch, run_here
     "--env", "variables", metavar="NAME", multiple=True, help="With --detach: a variable that the program needs there."
 )
 @click.option(
+    "--on",
+    "place",
+    metavar="PLACE",
+    help="With --detach: where it runs: local, docker or user@host. [default: where its first pool is]",
+)
+@click.option(
     "--keep",
     metavar="TIME",
     help="With --detach: how long a rented machine waits for its results to be fetched. [default: 1h]",
@@ -39,22 +45,23 @@ def command(
     is_detached: bool,
     name: str | None,
     variables: tuple[str, ...],
+    place: str | None,
     keep: str | None,
     as_json: bool,
 ) -> int:
     """Run a program as Python does, and keep what it prints.
 
     As `python PROGRAM ARGUMENTS` does. Everything after PROGRAM is the program's own. Exit status is the program's.
-    With --detach the program runs where its pools are: in a process of its own for sky.Local, in a container of
-    this machine's engine for sky.Docker, of the first host's for sky.SSH and sky.AWS. It goes on when this
-    machine's terminal, or where its pools are elsewhere the machine itself, is gone; `skyward attach RUN` shows
+    With --detach the program runs where its first pool is: in a process of its own for sky.Local, in a container of
+    this machine's engine for sky.Docker, of the first host's for sky.SSH and sky.AWS. To find that, it is run here
+    until it opens that pool, which is not created. It goes on when this machine's terminal, or where its pools are elsewhere the machine itself, is gone; `skyward attach RUN` shows
     what it prints, `skyward down RUN` ends it.
     """
     prune_at_times()
     launch = Launch.of(program, arguments, is_module=is_module, name=name)
     if not is_detached:
-        if as_json or variables or keep is not None:
-            raise ConfigError("--env, --keep and --json belong to --detach; in the foreground they mean nothing.")
+        if as_json or variables or place is not None or keep is not None:
+            raise ConfigError("--env, --on, --keep and --json belong to --detach; in the foreground they mean nothing.")
         if "--detach" in arguments:
             _say("--detach after PROGRAM is the program's own; `skyward run --detach PROGRAM` detaches")
         if sys.stderr.isatty():
@@ -64,7 +71,7 @@ def command(
     from skyward.cli.runs import seconds_of
     from skyward.runs.detach import detach
 
-    record = detach(launch, variables, None if keep is None else seconds_of(keep), as_lines(_say))
+    record = detach(launch, variables, None if keep is None else seconds_of(keep), as_lines(_say), place)
     if as_json:
         click.echo(json.dumps({"event": "run", **asdict(record)}))
         return 0

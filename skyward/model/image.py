@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import ConfigError
@@ -17,7 +16,7 @@ from skyward.model.image_fields import requirement_name as requirement_name
 from skyward.model.parameters import suggesting
 
 if TYPE_CHECKING:
-    from skyward.builder.sources.infer import Inferred
+    from skyward.model.infer import Inferred
 
 DEFAULT_EXCLUDES = (
     "**/*.egg-info",
@@ -261,9 +260,9 @@ class Image:
         Raises:
             ConfigError: it is none of these, or its source cannot be read.
         """
-        # this package has no side effects, such as reading files, so it only knows the name of the function
-        found: Inferred = import_module("skyward.builder.sources.infer").infer(code)
-        return found
+        from skyward.model.infer import infer
+
+        return infer(code)
 
     @classmethod
     def from_project(

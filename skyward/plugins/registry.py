@@ -1,11 +1,12 @@
 """Plugins by name: the built-in ones, and those that installed packages provide as `skyward.plugins` entry points.
 
-Files and scripts also declare plugins by name; they are created here, and applied to the image declared with them.
+Files also declare plugins by name; they are created here, and applied to the image declared with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
     """Return the image that a pool of this declaration would use, including what its plugins add.
 
     Args:
-        declared: from a TOML file or a script.
+        declared: by a TOML file or a program.
         platform: of the nodes, such as "linux/amd64".
         python: minor version of the client, such as "3.11"; used unless the image names one.
 
@@ -65,12 +66,14 @@ def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
         PluginError: a plugin cannot be loaded, or its transform failed.
     """
     from skyward.model.spec import Cluster, ClusterSpec
-    from skyward.plugins._volumes import mounting
     from skyward.plugins.hooks import transform_all
 
+    if declared.images:
+        found = declared.images.get(platform, f"its plugins are not known for {platform}.")
+        if isinstance(found, str):
+            raise PluginError(f"{declared.where}: {found}")
+        return replace(found, platform=declared.image.platform or found.platform)
     plugins = [_made(use) for use in declared.plugins]
-    if declared.has_volumes:
-        plugins = [mounting(()), *plugins]
     check(plugins)
     spec = ClusterSpec(
         nodes=declared.nodes,
@@ -90,7 +93,7 @@ def _made(use: PluginUse) -> Plugin:
         raise UnknownNameError(f"{use.where}: {error}") from None
     signature = inspect.signature(make)
     try:
-        signature.bind(*use.args, **use.kwargs)
+        signature.bind(**use.kwargs)
     except TypeError as error:
         known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
         close = [match for given in use.kwargs for match in get_close_matches(given, known, n=1) if given not in known]
@@ -100,6 +103,6 @@ def _made(use: PluginUse) -> Plugin:
             f"It takes: {', '.join(known) or 'none'}."
         ) from None
     try:
-        return make(*use.args, **use.kwargs)
+        return make(**use.kwargs)
     except ConfigError as error:
         raise type(error)(f"{use.where}: {error}") from error

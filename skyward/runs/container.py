@@ -21,13 +21,13 @@ from packaging.requirements import Requirement
 from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
-from skyward.builder.sources.imports import imports_in
 from skyward.delivery.deliver import ImageTarget, Prepared, deliver, description, write_prepared
 from skyward.engine import ContainerSpec, Engine, EngineAddress
 from skyward.errors import ConfigError, ProviderError
 from skyward.image.plan import with_origin
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor, platform_of
+from skyward.model.source import imports_in
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.nodes.run_directory import runtime_base, temporary_base
@@ -146,21 +146,20 @@ class Pack:
                 file.write(data)
 
 
-def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
+def pack(launch: Launch, images: Sequence[Declared]) -> Pack:
     """Collect the files of a program that is to run elsewhere.
 
     Its path relative to the working directory is preserved, and so are those of its modules relative to it.
 
     Args:
         launch: the program.
-        source: its file.
         images: those of its pools.
 
     Raises:
         ConfigError: a file cannot be read, is outside of the directory that is packed, or is too large.
         SerializationError: its modules cannot be read, or are larger than 20 MB.
     """
-    script = _inside(launch.directory, source)
+    source = launch.directory / launch.program
     files: dict[str, bytes] = {}
     programs: frozenset[str] = frozenset()
     for image in images:
@@ -172,7 +171,8 @@ def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
         root, names = PurePosixPath(), [launch.program, f"{launch.program}.__main__"]
         words: tuple[str, ...] = ("-m", launch.program, *launch.arguments)
     else:
-        root, names = script.parent, [each.name for each in imports_in(source, "", source.name)]
+        script = _inside(launch.directory, source)
+        root, names = script.parent, [each.name for each in imports_in(source)]
         files[str(script)] = source.read_bytes()
         words = (str(script), *launch.arguments)
     with _searching(launch.directory if launch.is_module else source.parent):

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import rmtree
 
+from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report
-from skyward.builder.sources.imports import find_module
-from skyward.builder.sources.script import DeclaredPool, declared_pools, pools_in_script
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, ProviderError
+from skyward.providers.docker import Docker
+from skyward.providers.ssh import SSH
 from skyward.records.run import FOLDER_VARIABLE, RunRecord
 from skyward.runs.container import Detached, as_container, pack
+from skyward.runs.describe import first_pool
 from skyward.runs.driver import STARTED, Launch, write_launch
 
 _NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # specific to this process and this machine
@@ -26,80 +28,60 @@ _OF_VOLUMES = (
 _RENTING = frozenset({"AWS", "GCP"})
 
 
-def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report) -> RunRecord:
+def detach(
+    launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report, place: str | None = None
+) -> RunRecord:
     """Start the driver of a program in the background; return once it has confirmed that the program runs.
 
     Args:
-        launch: the program.
+        launch: the program. It is run here until it opens its first pool, whose provider and image decide.
         variables: names of environment variables that the program needs where it runs, besides those of `secrets=`.
         keep_s: how long rented machines stay after the run's end for its results; None for an hour.
         report: receives progress.
+        place: "local" for a process here, which is started without running the program first; "docker" for a container
+            of this machine's engine; or the SSH address of the driver's host. None for that of the first pool.
 
     Raises:
-        ConfigError: there is no such variable, nothing is rented that could be kept, or it is not known in advance
-            where the program's pools run.
+        ConfigError: there is no such variable, nothing is rented that could be kept, or the program cannot be detached.
         ProviderError: the driver ended before the program ran.
     """
     if missing := [name for name in variables if name not in os.environ]:
         raise ConfigError(f"--env {missing[0]}: there is no such variable in the environment of this command.")
-    source = _source(launch)
-    pools = declared_pools(source)
-    names = {use.name for pool in pools for use in pool.providers}
-    rents = bool(names & _RENTING)
-    if keep_s is not None and not rents:
-        raise ConfigError("--keep is for rented machines, and the pools of this program rent none.")
-    if names <= {"Local"}:
+    if place == "local":
         return _as_process(launch)
-    elsewhere = [use for pool in pools for use in pool.providers if use.name != "Local"]
-    for other in elsewhere:
-        if other.name not in ("Docker", "SSH", *_RENTING):
-            raise ConfigError(
-                f"{other.where}: a run with a pool of sky.{other.name} cannot be detached; with pools of sky.Local, "
-                "sky.Docker, sky.SSH, sky.AWS or sky.GCP it can. Run it without --detach, in a terminal "
-                "that stays (tmux)."
-            )
-        if other.name != elsewhere[0].name:
-            raise ConfigError(
-                f"{other.where}: the pools of a detached run are on this machine or on others, and one is at "
-                f"{elsewhere[0].where}. Run them as two programs, or without --detach."
-            )
-    handed = _variables(variables, pools)
-    if rents and (local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None)):
-        raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
-    images = pools_in_script(source)
-    files = pack(launch, source, images)
-    program = Detached(launch=launch, images=images, files=files, variables=handed, report=report)
-    first = elsewhere[0]
-    if first.name == "Docker":
-        address = find_engine(first.kwargs.get("base_url") or next(iter(first.args), None))
-        return as_container(program, address)
+    pool = first_pool(launch.program, launch.arguments, is_module=launch.is_module)
+    providers = pool.providers if place is None else (Docker() if place == "docker" else SSH(place),)
+    kinds = [each if isinstance(each, str) else type(each).__name__ for each in providers]
+    rents = kinds[0] in _RENTING
+    if keep_s is not None and not rents:
+        raise ConfigError("--keep is for rented machines, and the first pool of this program rents none.")
+    if set(kinds) == {"Local"}:
+        return _as_process(launch)
+    if len(providers) > 1 or kinds[0] not in ("Docker", "SSH", *_RENTING):
+        raise ConfigError(
+            f"{pool.where}: a run whose first pool is on {' or '.join(f'sky.{kind}' for kind in kinds)} cannot be "
+            "detached by itself. Say where it is to run, with --on local, --on docker or --on user@host."
+        )
+    program = Detached(
+        launch=launch, images=[pool], files=pack(launch, [pool]), variables=_variables(variables, pool), report=report
+    )
+    (provider,) = providers
+    if isinstance(provider, Docker):
+        return as_container(program, find_engine(provider.base_url))
     from skyward.runs import on_machines
 
     if rents:
-        return on_machines.on_rented_machines(program, pools, keep_s)
-    return on_machines.on_first_host(program, on_machines.one_provider(elsewhere))
+        return on_machines.on_rented_machines(program, provider, pool, keep_s)
+    assert isinstance(provider, SSH)
+    return on_machines.on_first_host(program, provider)
 
 
-def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str, str]:
-    """Return the variables that the program needs elsewhere: those asked for, its pools' secrets, skyward settings."""
-    secrets = [name for pool in pools for name in pool.secrets]
-    if missing := [name for name in secrets if name not in os.environ]:
-        raise ConfigError(f"The program's pools give {missing[0]} to their workers (secrets=), which is not set here.")
+def _variables(wanted: Sequence[str], pool: DeclaredPool) -> dict[str, str]:
+    """Return the variables that the program needs elsewhere: those asked for, its pool's secrets, skyward settings."""
     settings = [name for name in os.environ if name.startswith("SKYWARD_") and name not in _NOT_HANDED]
-    if any(pool.has_volumes for pool in pools):
+    if pool.has_volumes:
         settings += [name for name in os.environ if name in _OF_VOLUMES]
-    return {name: os.environ[name] for name in (*settings, *secrets, *wanted)}
-
-
-def _source(launch: Launch) -> Path:
-    """Return the file of the program."""
-    if not launch.is_module:
-        return launch.directory / launch.program
-    path = (str(launch.directory), *sys.path)
-    found = find_module(f"{launch.program}.__main__", path) or find_module(launch.program, path)
-    if found is None or found.file is None or found.file.suffix != ".py":
-        raise ConfigError(f"The module {launch.program} has no source file, so its pools cannot be found.")
-    return found.file
+    return {name: os.environ[name] for name in (*settings, *pool.secrets, *wanted)}
 
 
 def _as_process(launch: Launch) -> RunRecord:

@@ -16,13 +16,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from skyward._pool.description import DeclaredPool
 from skyward.builder.events import note
-from skyward.builder.sources.declared import ProviderUse
-from skyward.builder.sources.script import DeclaredPool
 from skyward.delivery.deliver import ImageTarget
 from skyward.errors import ConfigError, SkywardError
 from skyward.model.image_fields import platform_of
-from skyward.model.spec import Accelerator, Nodes
 from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
 from skyward.nodes.ssh_host import Machine
@@ -35,6 +33,7 @@ from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
 if TYPE_CHECKING:
+    from skyward.providers.base import Provider
     from skyward.providers.cloud.boot import PoolKeys
     from skyward.providers.cloud.provider import CloudProvider
 
@@ -87,34 +86,30 @@ def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None
     return pointer
 
 
-def one_provider(uses: Sequence[ProviderUse]) -> SSH:
-    """Return one provider of all hosts in these uses of sky.SSH.
-
-    Raises:
-        ConfigError: they have different keys.
-    """
-    settings = [dict(use.kwargs) for use in uses]
-    for use, given in zip(uses, settings, strict=True):
-        if any(given.get(name) != settings[0].get(name) for name in ("key", "known_hosts")):
-            raise ConfigError(f"{use.where}: the pools of a detached run must have the same key= and known_hosts=.")
-    return SSH(*dict.fromkeys(host for use in uses for host in use.args), **settings[0])
-
-
-def on_rented_machines(program: Detached, pools: Sequence[DeclaredPool], keep_s: float | None) -> RunRecord:
-    """Rent the machines of a program's pools, and start its driver on the first of them.
+def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool, keep_s: float | None) -> RunRecord:
+    """Rent the machines of a program's first pool, and start its driver on the first of them.
 
     Args:
         program: with everything it needs.
-        pools: its pools on rented machines, all with the same provider.
+        provider: rents them.
+        pool: the first pool; later ones share its machines.
         keep_s: how long the driver's machine stays after the run's end if nobody fetches the results; None for an hour.
 
     Raises:
-        ConfigError: what it needs cannot be determined before it runs, or its pools ask for different machines.
+        ConfigError: the cloud's package or credentials are missing here.
         ImageError: an image is not available.
         EngineError: an engine refuses.
         ProviderError: machines are not available, or the driver ended before the program ran; they are then ended.
     """
-    provider, request = _provider(pools), _request(pools, program)
+    image, _ = compiled_for(pool)
+    request = PoolRequest(
+        pool_id=token_hex(4),
+        image=image,
+        platform=image.platform or platform_of(pool.architecture),
+        lease_s=provider.capabilities.default_lease_s,
+        report=program.report,
+        **pool.machines,
+    )
     provider.check(request)
     rented = Rental(
         provider=f"{type(provider).__name__}:{provider.cloud().region}",
@@ -136,63 +131,6 @@ def on_rented_machines(program: Detached, pools: Sequence[DeclaredPool], keep_s:
         program.report(note(_cost(allocation.hourly_cost, len(machines), rented)))
         allocation.hand_over()
     return pointer
-
-
-def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
-    from skyward.providers.cloud.provider import CloudProvider  # most runs rent nothing
-
-    uses = [use for pool in pools for use in pool.providers]
-    for use in uses:
-        if (use.name, use.args, use.kwargs) != (uses[0].name, uses[0].args, uses[0].kwargs):
-            raise ConfigError(
-                f"{use.where}: the pools of a detached run share their rented machines, and this one is on another "
-                f"sky.{use.name}(...) than that at {uses[0].where}. Run them as two programs."
-            )
-    provider = extensions().load(uses[0].name)(*uses[0].args, **uses[0].kwargs)
-    assert isinstance(provider, CloudProvider)
-    return provider
-
-
-def _request(pools: Sequence[DeclaredPool], program: Detached) -> PoolRequest:
-    """Return the request: as many machines as the largest pool has, of the one kind that all ask for."""
-    from skyward._pool import config
-    from skyward.providers.cloud.provider import CloudProvider
-
-    first, nodes = pools[0], 0
-    for pool in pools:
-        if unknown := pool.unknown_machines():
-            raise ConfigError(
-                f"{pool.where}: {unknown}= of this pool is known only when the program runs, and its machines are "
-                "rented before: write it with constants."
-            )
-        if (name := _other(first.machines, pool.machines)) is not None:
-            raise ConfigError(
-                f"{pool.where}: the pools of a detached run share their rented machines, and {name}= differs from that "
-                f"of the pool at {first.where}. Run them as two programs."
-            )
-        nodes = max(nodes, Nodes.of(pool.machines.get("nodes", 1)).desired)
-    given = first.machines
-    image, _ = compiled_for(program.images[0])
-    return PoolRequest(
-        pool_id=token_hex(4),
-        nodes=nodes,
-        accelerator=Accelerator.of(given.get("accelerator")),
-        image=image,
-        cpus=config.positive("cpu", config.either("cpu", given.get("cpu"), "vcpus", given.get("vcpus"))),
-        memory_gb=config.memory_of(given.get("memory"), given.get("memory_gb")),
-        platform=image.platform or platform_of(given.get("architecture")),
-        lease_s=CloudProvider.capabilities.default_lease_s,
-        machine=given.get("machine"),
-        allocation=given.get("allocation"),
-        max_hourly_cost=config.positive("max_hourly_cost", given.get("max_hourly_cost")),
-        budget=config.positive("budget", given.get("budget")),
-        report=program.report,
-    )
-
-
-def _other(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """Return the name of a parameter other than the number of nodes that differs, or None."""
-    return next((n for n in {**first, **second} if n != "nodes" and first.get(n) != second.get(n)), None)
 
 
 def _known_inside(keys: PoolKeys, machines: Sequence[Machine]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Images declared outside a running program: in TOML files (here) and by the pools of a script (`script.py`).
+"""Images declared in TOML files and projects, and the form in which those of programs are handed over.
 
-Reading a declaration runs no user code and builds nothing. Plugins are only named here; `skyward.plugins.registry`
-creates them.
+Reading a file runs no user code and builds nothing. Plugins are only named there; `skyward.plugins.registry` creates
+them. The images of programs have what their plugins add, see `skyward.runs.describe`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,18 @@ from skyward.model.spec import Accelerator, Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredObject:
-    """A part of a pool as a file declares it: the name of its class and its parameters.
+class PluginUse:
+    """A plugin as a file declares it.
 
     Attributes:
-        name: as in `sky.NAME`; for a plugin, as in `sky.plugins.NAME`.
-        args: positional parameters.
-        kwargs: keyword parameters.
-        where: file and key or line, for messages.
+        name: as in `sky.plugins.NAME`.
+        kwargs: its parameters.
+        where: file and key, for messages.
     """
 
     name: str
-    args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
-
-
-class PluginUse(DeclaredObject):
-    """A plugin declared by an image file or a script."""
-
-    __slots__ = ()
-
-
-class ProviderUse(DeclaredObject):
-    """A provider declared by a script."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +36,26 @@ class Declared:
     """The content and purpose of an image, as far as they are known before a pool exists.
 
     Attributes:
-        name: the name shown to users: of the file, the decorated function or the variable.
-        where: file, and for a script the line, for messages.
+        name: the name shown to users: of the file, the function or the variable.
+        where: file, and for a program the line or variable, for messages.
         root: directory that the image's relative paths are relative to.
         image: the image description, without the additions of plugins.
-        plugins: the plugins in order.
+        images: of a program's pool: by platform, the image with these additions, or the text of a plugin's error.
+        plugins: of a file: the plugins in order.
         accelerator: accelerator of each node, for plugins; None for CPU nodes.
         nodes: number of nodes, for plugins.
         architecture: architecture of the nodes in a pool's notation ("x86_64", "arm64"); None for this machine's.
-        has_volumes: whether the pool mounts volumes, which adds a program for that to the image.
     """
 
     name: str
     where: str
     root: Path
     image: Image
+    images: Mapping[str, Image | str] = field(default_factory=dict)
     plugins: tuple[PluginUse, ...] = ()
     accelerator: Accelerator | None = None
     nodes: int = 1
     architecture: str | None = None
-    has_volumes: bool = False
 
 
 def load(path: str | Path) -> Declared:

@@ -1,0 +1,152 @@
+"""Python source: the text of scripts, modules and notebooks, and the modules that it imports."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyward.errors import ConfigError
+
+# magics of https://ipython.readthedocs.io/en/stable/interactive/magics.html whose cell is still Python
+_AROUND_PYTHON = re.compile(r"%%(capture|time|timeit|prun|debug)\b.*")
+_MAGIC = re.compile(r"(\s*)(?:[\w, ]+=\s*)?(?:[%!]|\?|[\w.]+\?\??\s*$)")
+_GUARD = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """A module named by an import statement, or by `import_module("name")`.
+
+    Attributes:
+        name: dotted name.
+        where: file or cell, and line, for users.
+        optional: whether the code catches the ImportError if it is missing.
+        maybe: whether it may be a name inside a module instead: `a.b` of `from a import b`.
+    """
+
+    name: str
+    where: str
+    optional: bool = False
+    maybe: bool = False
+
+
+def parts_of(path: Path) -> list[tuple[str, str]]:
+    """Return names and Python text of the code cells of a notebook, in order; of another file, its name and text.
+
+    Lines for IPython and the shell become `pass`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a notebook in Python.
+    """
+    try:
+        if path.suffix != ".ipynb":
+            return [(path.name, path.read_text("utf-8-sig"))]
+        notebook = json.loads(path.read_bytes())
+        language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        kind = "a Jupyter notebook" if path.suffix == ".ipynb" else "Python source in UTF-8"
+        raise ConfigError(f"{path} is not {kind}: {type(error).__name__}: {error}.") from None
+    if language != "python":
+        raise ConfigError(f"{path} is a notebook in {language}; only those in Python can be used.")
+    return [
+        (f"{path.name}, cell {number}", python_of(text))
+        for number, (kind, text) in enumerate(cells, 1)
+        if kind == "code"
+    ]
+
+
+def python_of(cell: str) -> str:
+    """Return the Python of a notebook's cell, with as many lines."""
+    if cell.startswith("%%"):
+        around = _AROUND_PYTHON.match(cell)
+        cell = cell[around.end() :] if around else ""
+    try:
+        parsed(cell, "")
+    except ConfigError:
+        return "\n".join(f"{found[1]}pass" if (found := _MAGIC.match(line)) else line for line in cell.split("\n"))
+    return cell
+
+
+def parsed(text: str, name: str) -> ast.Module:
+    """Return the syntax tree of a file or cell.
+
+    Raises:
+        ConfigError: it is not Python.
+    """
+    try:
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree: ast.Module = compile(text, name, "exec", flags, dont_inherit=True)
+    except SyntaxError as error:
+        raise ConfigError(f"{name} cannot be read: line {error.lineno}: {error.msg}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} cannot be read: {error}.") from None
+    return tree
+
+
+def imports_in(path: Path, package: str = "", shown: str = "") -> list[Import]:
+    """Return the imports of a file; see `imports_of`.
+
+    Args:
+        path: path of the file.
+        package: package that its relative imports start from.
+        shown: its name for users; "" for that of the file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    between = ", line " if path.suffix == ".ipynb" else ":"
+    parts = [(parsed(text, name), f"{shown or name}{between}") for name, text in parts_of(path)]
+    return [found for tree, place in parts for found in imports_of(tree, place, package)]
+
+
+def imports_of(tree: ast.Module, place: str, package: str = "", first: int = 1) -> list[Import]:
+    """Return the imports of some code, including those in functions, without those under TYPE_CHECKING.
+
+    Args:
+        tree: the code.
+        place: text before the number of a line.
+        package: package that relative imports start from.
+        first: number of the first line.
+    """
+    found = sorted(_imports(tree, package), key=lambda each: each[0])
+    return [Import(name, f"{place}{line + first - 1}", *how) for line, name, *how in found]
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, bool]]:
+    """Yield line and name of imported modules, whether they may be missing, and whether they may be no module."""
+    skipped, optional = set[ast.AST](), set[ast.AST]()
+    for node in ast.walk(tree):  # outer nodes first
+        if node in skipped:
+            continue
+        may_miss = node in optional
+        match node:
+            case ast.If() if ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                skipped |= _inside(node.body)
+            case ast.Try() if any(each.type is None or _GUARD.search(ast.unparse(each.type)) for each in node.handlers):
+                optional |= _inside([*node.body, *node.handlers])
+            case ast.With() if any(re.search(r"suppress\(.*Error", ast.unparse(item)) for item in node.items):
+                optional |= _inside(node.body)
+            case ast.Import():
+                for alias in node.names:
+                    yield node.lineno, alias.name, may_miss, False
+            case ast.ImportFrom():
+                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level and package else []
+                name = ".".join([*above, *([node.module] if node.module else [])])
+                if name and (above or not node.level):
+                    yield node.lineno, name, may_miss, False
+                    for alias in node.names:
+                        yield node.lineno, f"{name}.{alias.name}", may_miss, True
+            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if not name.startswith("."):
+                if ast.unparse(node.func).endswith(("import_module", "__import__")):
+                    yield node.lineno, name, may_miss, False
+
+
+def _inside(nodes: Iterable[ast.AST]) -> set[ast.AST]:
+    return {each for node in nodes for each in ast.walk(node)}
