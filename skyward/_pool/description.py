@@ -55,6 +55,7 @@ def describe(pool: ComputePool, name: str, where: str) -> DeclaredPool:
     """Return the description of a pool; it need not be open."""
     settings = pool._settings
     given = getattr(settings.provider, "providers", (settings.provider,))
+    ours = [type(each).__module__.startswith("skyward.") for each in given]
     return DeclaredPool(
         name=name,
         where=where,
@@ -62,7 +63,7 @@ def describe(pool: ComputePool, name: str, where: str) -> DeclaredPool:
         image=settings.image,
         images={platform: _image(pool, platform) for platform in PLATFORMS.values()} if settings.plugins else {},
         architecture=settings.architecture,
-        providers=tuple(each if type(each).__module__.startswith("skyward.") else type(each).__name__ for each in given),
+        providers=tuple(each if our else type(each).__name__ for each, our in zip(given, ours, strict=True)),
         machines={key: getattr(pool._request, key) for key in _MACHINES},
         secrets=tuple(key for key, value in settings.secrets if os.environ.get(key) == value),
         has_volumes=bool(settings.volumes),

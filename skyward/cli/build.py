@@ -5,13 +5,13 @@ Code that only finds an image loads nothing that builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +20,7 @@ from skyward.builder.events import Event, Report, note
 from skyward.builder.explain import layer_sizes, recall, remember
 from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
+from skyward.cli.sources import ProgramCommand, declared_in, split
 from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
 from skyward.image import Plan
@@ -40,18 +41,16 @@ class Wanted:
     """A requested image.
 
     Attributes:
-        name: for people; pools of one function are told apart by their lines.
-        memory: key under which its builds are remembered: with its number among namesakes, as edits change lines.
+        name: for people, such as "train.py:IMAGE"; its builds are remembered under it.
         declared: its declaration.
     """
 
     name: str
-    memory: str
     declared: Declared
 
     def key(self, plan: Plan) -> str:
         """Return the key under which its builds for a platform are remembered."""
-        return f"{Path.cwd() / self.memory} for {plan.platform}"
+        return f"{Path.cwd() / self.name} for {plan.platform}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class BuildTarget:
         declared = wanted.declared
         if self.platform:
             declared = replace(declared, image=replace(declared.image, platform=self.platform))
-        if not declared.plugins and not declared.has_volumes:
+        if not declared.plugins and not declared.images:
             return declared.image
         from skyward.plugins.registry import declared_image  # takes longer to load than all of click
 
@@ -110,7 +109,7 @@ class BuildTarget:
 Act = Callable[[Wanted, BuildTarget, Output], int]
 
 
-@click.command()
+@click.command(cls=ProgramCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="FILE...")
 @click.option("--push", metavar="REPOSITORY", help="Push the image there, such as registry.example.com/team/skyward.")
 @click.option(
@@ -131,6 +130,7 @@ Act = Callable[[Wanted, BuildTarget, Output], int]
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 def command(
     sources: tuple[str, ...],
+    arguments: tuple[str, ...] | None,
     push: str | None,
     zstd: bool,
     platform: str | None,
@@ -145,8 +145,10 @@ def command(
 ) -> int:
     """Build images before a pool needs them.
 
-    A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
-    running it. A directory is a Python project, installed as its lock has it.
+    A FILE is an image in TOML, a directory with a Python project, or a Python program or notebook. A program's own
+    code runs, as `python FILE ARGUMENTS` would, until it opens a pool, whose image is built; the pool is not created.
+    A program that binds images, or functions with @sky.pool, at its top level is imported instead, and all of these are
+    built; FILE:NAME builds one of them. With -- it is run in any case.
     """
     if zstd and not push:
         raise ConfigError("--zstd compresses what is pushed to a registry; it requires --push.")
@@ -165,9 +167,13 @@ def command(
             zstd=zstd,
             upgrade=upgrade,
         )
-        wanted = [each for source in sources for each in _read(source, choice)]
+        wanted = [
+            Wanted(source if declared.where == source else f"{split(source)[0]}:{declared.name}", declared)
+            for source in sources
+            for declared in declared_in(source, arguments, output, choice)
+        ]
         act = _acting(mode, eject, wanted)
-        return max([act(each, target, output) for each in wanted])
+        return max([act(each, target, output) for each in wanted], default=EXISTS)
 
 
 def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
@@ -188,46 +194,6 @@ def _place(address: str) -> SshHost:
     from skyward.model.ssh import SshHost
 
     return SshHost.parse(address)
-
-
-def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
-    """Yield the images that a file or directory declares."""
-    every = declared_in(source, choice)
-    for position, declared in enumerate(every):
-        name = memory = source if declared.where == source else f"{source}:{declared.name}"
-        namesakes = [each.where for each in every if each.name == declared.name]
-        if len(namesakes) > 1:
-            before = [each.where for each in every[:position] if each.name == declared.name]
-            place = declared.where.removeprefix(f"{source}, ")
-            if namesakes.count(declared.where) > 1:
-                place += f", image {before.count(declared.where) + 1}"
-            name, memory = f"{name} ({place})", f"{memory}#{len(before) + 1}" if before else memory
-        yield Wanted(name, memory, declared)
-
-
-def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
-    """Return the images of a TOML file, a script, or a project's directory.
-
-    Raises:
-        ConfigError: it declares none, or an invalid one.
-    """
-    if Path(source).is_dir():
-        from skyward.builder.sources.declared import load_project
-
-        return [load_project(source, **choice)]
-    if Path(source).suffix not in (".py", ".ipynb"):
-        from skyward.builder.sources.declared import load
-
-        return [load(source)]
-    from skyward.builder.sources.script import pools_in_script
-
-    found = pools_in_script(source)
-    if not found:
-        raise ConfigError(
-            f"{source} declares no pool and no image. Looked for were sky.ComputePool(...), sky.pool(...), the pools "
-            "of sky.integrations, subclasses and functools.partial of these, and images bound to names of the module."
-        )
-    return found
 
 
 def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:

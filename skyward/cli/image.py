@@ -28,7 +28,8 @@ import click
 
 from skyward.builder.events import readable
 from skyward.builder.store import forget_use, last_use, source_of
-from skyward.cli.output import show_table
+from skyward.cli.output import Output, show_table
+from skyward.cli.sources import ProgramCommand, declared_in
 from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError
 
@@ -210,21 +211,21 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-@command.command("infer")
+@command.command("infer", cls=ProgramCommand)
 @click.argument("script", metavar="SCRIPT")
-@click.option("--image", "declaration", metavar="FILE", help="Compare with the images of this file, as `build` finds them.")
+@click.option("--image", "declaration", metavar="FILE", help="Compare with the images that `build` finds in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object for each image.")
-def show_inferred(script: str, declaration: str | None, as_json: bool) -> int:
+def show_inferred(script: str, arguments: tuple[str, ...] | None, declaration: str | None, as_json: bool) -> int:
     """Show the packages that a script imports, beside its image's.
 
     In the versions installed here, as a difference to the image of --image. SCRIPT is not run, and nothing is written:
-    copy what the image shall have. The signs: + is not in the image, ~ is there in another version, = is there, - is there and not imported, ? is imported and not
-    installed here.
+    copy what the image shall have. The signs: + is not in the image, ~ is there in another version, = is there, - is
+    there and not imported, ? is imported and not installed here.
     """
     from skyward.model.infer import infer
 
     found = infer(Path(script))
-    for name, difference in _differences(found, declaration):
+    for name, difference in _differences(found, declaration, arguments, Output(as_json=as_json)):
         if as_json:
             click.echo(json.dumps(_document(name, difference), ensure_ascii=False))
         else:
@@ -232,10 +233,11 @@ def show_inferred(script: str, declaration: str | None, as_json: bool) -> int:
     return 0
 
 
-def _differences(found: Inferred, declaration: str | None) -> Iterator[tuple[str, Difference]]:
+def _differences(
+    found: Inferred, declaration: str | None, arguments: Sequence[str] | None, output: Output
+) -> Iterator[tuple[str, Difference]]:
     """Yield the name of each image and the difference to it; without a declaration, the difference to an empty one."""
     from skyward.builder.packages.requirements import resolve_files
-    from skyward.cli.build import declared_in
     from skyward.model.image import Image
     from skyward.model.image_fields import local_minor, platform_of
     from skyward.plugins.registry import declared_image
@@ -243,7 +245,7 @@ def _differences(found: Inferred, declaration: str | None) -> Iterator[tuple[str
     if declaration is None:
         yield "", found.diff(Image())
         return
-    for each in declared_in(declaration, {}):
+    for each in declared_in(declaration, arguments, output):
         platform = each.image.platform or platform_of(each.architecture)
         image = declared_image(each, platform=platform, python=local_minor())
         yield f"{each.name} ({each.where})", found.diff(resolve_files(image, each.root).image, each.root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,8 @@ import click
 from skyward.builder.packages.lock_file import Entry, read_lock_file, shown, write_lock_file
 from skyward.builder.plans import check_lock, lock_for
 from skyward.builder.store import EngineImages
-from skyward.cli.build import declared_in
 from skyward.cli.output import Output
+from skyward.cli.sources import ProgramCommand, declared_in, split
 from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
 from skyward.model.image import Image, package_name
@@ -47,14 +47,14 @@ class Locked:
     def image(self, platform: str, python: str) -> Image:
         """Return the image for a target, including what its plugins add."""
         declared = replace(self.declared, image=replace(self.declared.image, platform=platform))
-        if not declared.plugins:
+        if not declared.plugins and not declared.images:
             return declared.image
         from skyward.plugins.registry import declared_image
 
         return declared_image(declared, platform=platform, python=python)
 
 
-@click.command()
+@click.command(cls=ProgramCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="FILE...")
 @click.option("--platform", "platforms", multiple=True, metavar="PLATFORM", help="To lock for, such as linux/arm64.")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 0 if the locks fit, 1 if not.")
@@ -65,6 +65,7 @@ class Locked:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 def command(
     sources: tuple[str, ...],
+    arguments: tuple[str, ...] | None,
     platforms: tuple[str, ...],
     check: bool,
     upgrade: bool,
@@ -73,7 +74,7 @@ def command(
 ) -> int:
     """Lock what images are made of, so that all build the same.
 
-    A FILE is an image in TOML, whose lock is NAME.lock beside it, or a Python script whose images name theirs:
+    A FILE is an image in TOML, whose lock is NAME.lock beside it, or a Python program whose images name theirs:
     sky.Image(lock="train.lock"). Commit the locks. Builds and pools use them, and refuse them when the image asks for
     something else by then.
     """
@@ -81,7 +82,7 @@ def command(
         raise ConfigError("--upgrade takes the newest of all packages, --upgrade-package of one; give one of them.")
     output = Output(as_json=as_json)
     with output.errors():
-        images = [each for source in sources for each in _locked(source)]
+        images = [each for source in sources for each in _locked(source, arguments, output)]
         files = dict.fromkeys(each.file for each in images)
         wanted = {file: [each for each in images if each.file == file] for file in files}
         if check:
@@ -93,14 +94,14 @@ def command(
     return FITS
 
 
-def _locked(source: str) -> Iterator[Locked]:
+def _locked(source: str, arguments: Sequence[str] | None, output: Output) -> Iterator[Locked]:
     """Yield the images that a file declares, each with its lock file."""
-    path = Path(source)
+    path = Path(split(source)[0])
     if path.is_dir():
         raise ConfigError(f"{source} is a project, whose lock is its own: `uv lock --project {source}`.")
-    for declared in declared_in(source, {}):
+    for declared in declared_in(source, arguments, output):
         lock = declared.image.lock
-        if lock is None and path.suffix == ".py":
+        if lock is None and path.suffix != ".toml":
             raise ConfigError(
                 f"{declared.where}: the image of {declared.name!r} names no lock, so that a pool would not find it. "
                 f"Name one: sky.Image(lock={f'{path.stem}.lock'!r})."

@@ -147,6 +147,13 @@ class Output:
                 self._say("", {"event": "error", **about})
             raise
 
+    def note(self, image: str, text: str) -> None:
+        """Show a sentence, as text on standard error."""
+        if self.as_json:
+            self._say(image, {"event": "note", "message": text})
+        else:
+            click.echo(f"skyward: {text}", err=True)
+
     def result(self, image: str, result: Result) -> None:
         """Show the result for an image."""
         layers = [

@@ -37,7 +37,8 @@ _EDITABLE = "installed in editable mode from "
 # frameworks that a plugin installs and sets up on nodes
 _PLUGINS = {
     **{name: name for name in ("jax", "joblib", "keras", "tensorflow", "torch")},
-    **{"scikit-learn": "sklearn", "transformers": "huggingface"},
+    "scikit-learn": "sklearn",
+    "transformers": "huggingface",
 }
 
 
@@ -167,7 +168,8 @@ def _requirements(image: Image, root: Path) -> dict[str, list[str]]:
             text = (root / name).read_text() if not name.endswith(".toml") else ""
         except OSError as error:
             raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
-        lines += [line.partition(" #")[0].strip() for line in text.splitlines() if line.strip()[:1] not in ("", "#", "-")]
+        each = (line.partition(" #")[0].strip() for line in text.splitlines())
+        lines += [line for line in each if line[:1] not in ("", "#", "-")]
     wanted: dict[str, list[str]] = {}
     for line in lines:
         wanted.setdefault(requirement_name(line) or line, []).append(line)
@@ -291,7 +293,7 @@ class _Inference:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         libraries = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-        paths = [Path(each).resolve() for each in (*([folder] if folder else []), *sys.path)]
+        paths = [Path(str(each)).resolve() for each in (*([folder] if folder else []), *sys.path)]
         self._roots = [
             each
             for each in dict.fromkeys(paths)
@@ -331,8 +333,8 @@ class _Inference:
             known = self._packages.get(installed.name, installed)
             where = known.where if found.where in known.where else (*known.where, found.where)
             self._packages[installed.name] = replace(known, where=where, optional=known.optional and found.optional)
-        elif not found.maybe and not names:
-            self._missing.setdefault(top, found)
+        elif "." in found.name if names else not found.maybe:  # a namespace has only modules
+            self._missing.setdefault(found.name if names else top, found)
 
     def _file(self, name: str) -> Path | None:
         """Return the file of a local module; None if there is none."""
@@ -414,9 +416,7 @@ def _described(distribution: Distribution) -> InferredPackage:
         requirement, note = (str(path) if path.exists() else requirement), f"{version}, installed from {path}"
     elif url:
         requirement, note = f"{name} @ {url}", f"installed from {url}"
-    return InferredPackage(
-        name=name, version=version, requirement=requirement, plugin=_PLUGINS.get(name), note=note
-    )
+    return InferredPackage(name=name, version=version, requirement=requirement, plugin=_PLUGINS.get(name), note=note)
 
 
 def _path(url: str) -> Path:

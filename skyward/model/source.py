@@ -13,7 +13,8 @@ from skyward.errors import ConfigError
 
 # magics of https://ipython.readthedocs.io/en/stable/interactive/magics.html whose cell is still Python
 _AROUND_PYTHON = re.compile(r"%%(capture|time|timeit|prun|debug)\b.*")
-_MAGIC = re.compile(r"(\s*)(?:[\w, ]+=\s*)?(?:[%!]|\?|[\w.]+\?\??\s*$)")
+_MAGIC = re.compile(r"^([ \t]*)(?:[\w, ]+=[ \t]*)?(?:[%!?]|[\w.]+\?\??[ \t]*$)(?:.*\\\n)*.*$", re.MULTILINE)
+_BY_NAME = re.compile(r"\b(import_module|__import__)$")
 _GUARD = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
 
 
@@ -70,7 +71,7 @@ def python_of(cell: str) -> str:
     try:
         parsed(cell, "")
     except ConfigError:
-        return "\n".join(f"{found[1]}pass" if (found := _MAGIC.match(line)) else line for line in cell.split("\n"))
+        return _MAGIC.sub(lambda found: f"{found[1]}pass" + "\n" * found[0].count("\n"), cell)
     return cell
 
 
@@ -137,15 +138,20 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, b
                 for alias in node.names:
                     yield node.lineno, alias.name, may_miss, False
             case ast.ImportFrom():
-                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level and package else []
-                name = ".".join([*above, *([node.module] if node.module else [])])
-                if name and (above or not node.level):
+                if name := _absolute(node, package):
                     yield node.lineno, name, may_miss, False
                     for alias in node.names:
                         yield node.lineno, f"{name}.{alias.name}", may_miss, True
-            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if not name.startswith("."):
-                if ast.unparse(node.func).endswith(("import_module", "__import__")):
-                    yield node.lineno, name, may_miss, False
+            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if _BY_NAME.search(ast.unparse(node.func)):
+                yield node.lineno, name, may_miss, False
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """Return the module that a `from` statement names; "" if it is above the outermost package."""
+    if not node.level:
+        return node.module or ""
+    above = package.split(".")[: package.count(".") + 2 - node.level] if package else []
+    return ".".join([*above, *([node.module] if node.module else [])]) if above else ""
 
 
 def _inside(nodes: Iterable[ast.AST]) -> set[ast.AST]:

@@ -79,9 +79,7 @@ def _answer(how: How, program: str, arguments: Sequence[str], name: str) -> tupl
         listener.listen()
         listener.settimeout(_POLL_S)
         environment = {**os.environ, ADDRESS: str(address)}
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         try:
             kind, value = _last_message(listener, process)
         finally:

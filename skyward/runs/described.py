@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import ctypes
 import inspect
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from skyward._pool.decorator import SCOPE, PoolScope
@@ -23,9 +25,13 @@ from skyward._pool.pool import ComputePool
 from skyward.builder.sources.declared import Declared
 from skyward.model.image import Image
 from skyward.model.source import parts_of
+from skyward.runs.program import PR_SET_PDEATHSIG
+
 
 def main(how: str, name: str, program: str, *arguments: str) -> None:
     """Run or import a program, and send what it declares at its top level if it opens no pool."""
+    if sys.platform == "linux":  # a program whose result nobody waits for must not go on and open its pool
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path.cwd() if how == "module" else Path(program).absolute().parent))
     try:
@@ -38,7 +44,7 @@ def main(how: str, name: str, program: str, *arguments: str) -> None:
         send("found", list(_declared(program, values, name)))
     except Exception as error:
         trace = error.__traceback__
-        while trace and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy", "importlib._bootstrap"):
+        while trace and any(trace.tb_frame.f_globals is each for each in (globals(), vars(runpy))):
             trace = trace.tb_next
         traceback.print_exception(error.with_traceback(trace))
         send("failed", _sentence(error))
@@ -58,10 +64,9 @@ def _run_cells(path: Path) -> dict[str, Any]:
     module = sys.modules["__main__"] = ModuleType("__main__")
     for name, text in parts_of(path):
         code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        if code.co_flags & inspect.CO_COROUTINE:
-            asyncio.run(eval(code, vars(module)))
-        else:
-            exec(code, vars(module))
+        result = FunctionType(code, vars(module))()
+        if inspect.iscoroutine(result):  # of a cell with `await`
+            asyncio.run(result)
     return vars(module)
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from shutil import rmtree
 
 from skyward._pool.description import DeclaredPool
@@ -66,6 +65,7 @@ def detach(
         launch=launch, images=[pool], files=pack(launch, [pool]), variables=_variables(variables, pool), report=report
     )
     (provider,) = providers
+    assert not isinstance(provider, str)
     if isinstance(provider, Docker):
         return as_container(program, find_engine(provider.base_url))
     from skyward.runs import on_machines

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import note
@@ -35,7 +35,6 @@ from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 if TYPE_CHECKING:
     from skyward.providers.base import Provider
     from skyward.providers.cloud.boot import PoolKeys
-    from skyward.providers.cloud.provider import CloudProvider
 
 
 KEEP_S = 3600.0
@@ -101,6 +100,9 @@ def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool
         EngineError: an engine refuses.
         ProviderError: machines are not available, or the driver ended before the program ran; they are then ended.
     """
+    from skyward.providers.cloud.provider import CloudProvider  # most runs rent nothing
+
+    assert isinstance(provider, CloudProvider)
     image, _ = compiled_for(pool)
     request = PoolRequest(
         pool_id=token_hex(4),

@@ -38,7 +38,7 @@ _SMALL = 4096  # bytes; smaller reads pause for _GATHER_S to collect more: unbuf
 _GATHER_S = 0.01
 _SILENCE_S = 0.5  # after the program's end: silence after which its remaining children are not read any longer
 _AFTER_S = 5.0  # the longest time that they are read
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _spawn(
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if libc is not None:  # if this process is killed, the program is asked to end
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     try:
         return subprocess.Popen(

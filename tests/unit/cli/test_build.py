@@ -18,12 +18,13 @@ from tests.unit.engine.fake import FakeEngine
 TOML = 'run = ["make it"]\n[env]\nA = "b c"\n'
 SCRIPT = """
 import skyward as sky
-raise SystemExit("this script must not run")
 SMALL = sky.Image(run=["one"])
 @sky.pool(image=SMALL)
 def first(): ...
 @sky.pool(image=sky.Image(run=["two"]), architecture="arm64")
 def second(): ...
+if __name__ == "__main__":
+    raise SystemExit("this must not run")
 """
 
 
@@ -155,27 +156,29 @@ def test_an_error_is_an_event_too(skyward: Skyward, tmp_path: Path) -> None:
     assert err == f"skyward: {event['message']}\n"
 
 
-def test_a_script_is_read_and_not_run(skyward: Skyward, engine: FakeEngine, script: Path) -> None:
-    """Every pool it declares has its image, named by script and function; each for its own platform."""
+def test_a_program_with_pools_at_its_top_level_is_imported(skyward: Skyward, script: Path) -> None:
+    """Every pool there has its image, named by file and function; each for its own platform. One can be named."""
     status, out, _ = skyward("build", script, "--check", "--json")
 
     events = [json.loads(line) for line in out.splitlines()]
     assert status == 1
     assert [event["image"] for event in events] == [f"{script}:first", f"{script}:second"]
-    _, text, _ = skyward("build", script, "--print")
-    assert "train.py:second for linux/arm64" in text
+    assert "train.py:second for linux/arm64" in skyward("build", script, "--print")[1]
+    assert skyward("build", f"{script}:SMALL", "--check")[1].count("absent") == 1
 
 
-SEVERAL = """
-import skyward as sky
-def main():
-    with sky.ComputePool(image=sky.Image(run=["one"])): ...
-    with sky.ComputePool(image=sky.Image(run=["two", "three"])): ...
-def both(image):
-    with sky.ComputePool(image=image): ...
-both(sky.Image(run=["one"]))
-both(sky.Image(run=["four"]))
-"""
+def test_a_program_is_run_with_its_arguments(skyward: Skyward, script: Path) -> None:
+    """As far as its first pool; a pool of processes needs no image."""
+    script.write_text(
+        "import sys, skyward as sky\nif __name__ == '__main__':\n    print('printed')\n"
+        "    sky.ComputePool(getattr(sky, sys.argv[1])(), image=sky.Image(run=sys.argv[2:])).open()\n"
+    )
+
+    docker = skyward("build", script, "--print", "--", "Docker", "--one")
+    status, out, _ = skyward("build", script, "--json", "--", "Local")
+
+    assert (docker[0], "--one" in docker[1], "printed" in docker[1]) == (0, True, False)
+    assert (status, json.loads(out)["event"], "no image" in json.loads(out)["message"]) == (0, "note", True)
 
 
 def _explained(skyward: Skyward, script: Path) -> list[dict[str, Any]]:
@@ -183,23 +186,16 @@ def _explained(skyward: Skyward, script: Path) -> list[dict[str, Any]]:
 
 
 def test_several_pools_are_explained_apart(skyward: Skyward, engine: FakeEngine, script: Path) -> None:
-    """Each has a name of its own, with its line where a function has several, and its own last build."""
-    script.write_text(SEVERAL)
+    """Each has a name of its own, and its own last build."""
     _make(skyward, engine, script)
-    assert skyward("build", script)[0] == 0  # remembers all four
-    script.write_text("# a line more\n" + SEVERAL.replace("three", "other"))
+    assert skyward("build", script)[0] == 0  # remembers both
+    script.write_text("# a line more\n" + SCRIPT.replace("two", "other"))
 
     events = _explained(skyward, script)
 
-    names = ["main (line 5)", "main (line 6)", "both (line 8, image 1)", "both (line 8, image 2)"]
-    assert [each["image"] for each in events] == [f"{script}:{name}" for name in names]
-    assert [each["exists"] for each in events] == [True, False, True, True]
-    changes = [{"input": "run", "before": "three", "after": "other"}]
-    assert [each["changes"] for each in events] == [[], changes, [], []]
-    assert [bool(each["rebuilt"]) for each in events] == [False, True, False, False]
-    _, out, _ = skyward("build", script, "--explain")
-    assert out.count("exists, nothing to build") == 3
-    assert out.count("changed") == 1
+    assert [each["image"] for each in events] == [f"{script}:first", f"{script}:second"]
+    assert [each["exists"] for each in events] == [True, False]
+    assert [each["changes"] for each in events] == [[], [{"input": "run", "before": "two", "after": "other"}]]
 
 
 def test_what_exists_is_not_explained_as_changed(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
@@ -250,7 +246,7 @@ def test_a_script_without_pools_is_a_mistake(skyward: Skyward, tmp_path: Path) -
     status, _, err = skyward("build", path)
 
     assert status == 2
-    assert "declares no pool and no image" in err
+    assert "ended without opening a pool" in err
 
 
 def test_the_platform_can_be_given(skyward: Skyward, script: Path, file: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.sources.script import pools_in_script
 from skyward.cli.main import main
+from skyward.runs.describe import declared_by
 
 
 def test_what_is_written_runs_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The test as it is, and the image is found without running the program. Nothing is written over."""
+    """The test as it is, and the image is found. Nothing is written over."""
     folder = tmp_path / "new"
     assert main(["init", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder}/main.py\n{folder}/test_main.py\n"
@@ -29,7 +29,7 @@ def test_what_is_written_runs_and_passes(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-    assert [each.name for each in pools_in_script(folder / "main.py")] == ["main"]
+    assert [each.name for each in declared_by(str(folder / "main.py"), ())] == ["main"]
     assert main(["init", str(folder)]) == 2
     assert "main.py and" in capsys.readouterr().err
 

@@ -193,12 +193,6 @@ def test_a_plugin_adds_to_the_image() -> None:
     assert image(gpu=False).env["KIND"] == "cpu"
 
 
-def test_positional_parameters() -> None:
-    """A script may give parameters by position."""
-    made = declared_image(declared(PluginUse(name="framework", args=("7",))), platform="linux/amd64", python="3.11")
-    assert made.pip == ("framework==7",)
-
-
 def test_without_plugins_the_image_is_as_declared() -> None:
     """Nothing is added."""
     assert declared_image(declared(), platform="linux/amd64", python="3.11") == Image()

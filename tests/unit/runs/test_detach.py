@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.builder.sources.script import declared_pools, pools_in_script
+from skyward.builder.sources.declared import Declared
 from skyward.delivery.deliver import Prepared, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
@@ -32,49 +32,11 @@ def files(texts: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def packed(program: str, *arguments: str, is_module: bool = False) -> Pack:
+def packed(program: str, *arguments: str, is_module: bool = False, includes: str = "") -> Pack:
     """What a program takes along."""
-    source = Path.cwd() / (f"{program.replace('.', '/')}.py" if is_module else program)
-    return pack(Launch.of(program, arguments, is_module=is_module), source, pools_in_script(source))
-
-
-def test_pools_are_found_with_their_providers_and_secrets() -> None:
-    """At the top, in functions, as decorators; without a provider it is Docker; each once."""
-    files(
-        {
-            "program.py": "import skyward as sky\n"
-            "HOSTS = ['gpu1', 'a@gpu2:22']\n"
-            "@sky.pool(sky.Local(), nodes=2)\n"
-            "def main(): ...\n"
-            "def other():\n"
-            "    with sky.ComputePool(sky.SSH(*HOSTS, key='k'), secrets=['TOKEN']): ...\n"
-            "with sky.ComputePool(): ...\n"
-            "sky.ComputePool(sky.Fallback(sky.Docker(), sky.AWS()))\n"
-        }
-    )
-
-    found = declared_pools(Path("program.py"))
-
-    told = [[(use.name, use.args, dict(use.kwargs)) for use in pool.providers] for pool in found]
-    assert sorted(told) == [
-        [("Docker", (), {})],
-        [("Docker", (), {}), ("AWS", (), {})],
-        [("Local", (), {})],
-        [("SSH", ("gpu1", "a@gpu2:22"), {"key": "k"})],
-    ]
-    assert [pool.secrets for pool in found if pool.secrets] == [("TOKEN",)]
-
-
-@pytest.mark.parametrize(
-    "pool",
-    ["sky.ComputePool(sky.SSH(sys.argv[1]))", "sky.ComputePool(choose())", "sky.ComputePool(**dict(sys.argv))"],
-)
-def test_a_pool_that_only_a_run_knows_is_refused_with_its_line(pool: str) -> None:
-    """What comes from arguments, or from other packages, is not known before."""
-    files({"program.py": f"import sys\nimport skyward as sky\nfrom other_package import choose\n{pool}\n"})
-
-    with pytest.raises(ConfigError, match=r"program\.py, line 4: .* known only when the program runs"):
-        declared_pools(Path("program.py"))
+    image = sky.Image(includes=includes.split())
+    declared = Declared(name="main", where="program.py, line 2", root=Path.cwd(), image=image)
+    return pack(Launch.of(program, arguments, is_module=is_module), [declared])
 
 
 def test_a_script_takes_its_modules_along_at_their_places() -> None:
@@ -114,18 +76,17 @@ def test_a_module_is_packed_with_its_package() -> None:
 
 def test_included_files_come_along(work: Path) -> None:
     """By their paths below the working directory; what lies elsewhere is refused with the image's line."""
-    files({"program.py": "import skyward as sky\nsky.ComputePool(image=sky.Image(includes=['conf']))\n"})
+    files({"program.py": ""})
     Path("conf").mkdir()
     Path("conf/a.yaml").write_text("a: 1\n")
     Path("conf/tool.sh").write_text("exit 3\n")
     Path("conf/tool.sh").chmod(0o755)
-    assert packed("program.py").files["conf/a.yaml"] == b"a: 1\n"
-    assert packed("program.py").programs == {"conf/tool.sh"}
+    assert packed("program.py", includes="conf").files["conf/a.yaml"] == b"a: 1\n"
+    assert packed("program.py", includes="conf").programs == {"conf/tool.sh"}
 
     (work.parent / "far.txt").write_text("far")
-    files({"program.py": "import skyward as sky\nsky.ComputePool(image=sky.Image(includes=['../far.txt']))\n"})
     with pytest.raises(ConfigError, match=r"program\.py, line 2: .* names \.\./far\.txt, which is not below"):
-        packed("program.py")
+        packed("program.py", includes="../far.txt")
 
 
 def test_a_pack_is_for_its_user_alone(tmp_path: Path) -> None:
