@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import note
 from skyward.delivery.deliver import ImageTarget
-from skyward.errors import ConfigError, SkywardError
+from skyward.errors import SkywardError
 from skyward.model.image_fields import platform_of
 from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
