@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import note
-from skyward.delivery.deliver import ImageTarget
 from skyward.errors import SkywardError
 from skyward.model.image_fields import platform_of
 from skyward.model.ssh import SshHost
@@ -54,13 +53,12 @@ rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
 """
 
 
-def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None = None) -> RunRecord:
+def on_first_host(program: Detached, provider: SSH) -> RunRecord:
     """Deliver the images of a program's pools to their hosts, and start its driver on the first of them.
 
     Args:
         program: with everything it needs.
         provider: of the hosts that the driver reaches, its own first.
-        to_pools: where the program's pools run their images; None for these hosts.
 
     Raises:
         ConfigError: what it needs cannot be determined before it runs.
@@ -77,7 +75,7 @@ def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None
     with closing(allocation):
         allocation.acquire()
         machines = sorted(allocation.machines, key=lambda machine: provider.hosts.index(machine.host))
-        delivered = program.deliver(to_pools or allocation.target(machines), allocation.target(machines[:1]))
+        delivered = program.deliver(allocation.target(machines), allocation.target(machines[:1]))
         _start_there(machines, program, record, delivered, hosts, known)
     host = provider.hosts[0]
     pointer = replace(record, place=host.name, key=host.key, known_hosts=host.known_hosts)
