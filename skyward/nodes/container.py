@@ -167,7 +167,6 @@ class PoolContainers:
                 memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
                 machine_bytes=machine_bytes,
                 mounts_file_systems=launch.mounts,
-                quiet=launch.quiet,
             )
         )
 
