@@ -29,7 +29,6 @@ SkywardError                     what was tried, what was found, what to do
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
    ├─ TaskCancelledError         the call was cancelled
    ├─ CollectiveHangError        ranks wait for one that has returned
-   ├─ PartitionError             ranks wait because the network between their nodes fails
    ├─ WorkerLostError            the process, container or machine that ran the call was lost
    └─ RemoteError                a user exception that cannot be rebuilt here: type name, text, traceback
 ```
@@ -184,19 +183,6 @@ class CollectiveHangError(TaskError):
     def __init__(self, message: str, *, returned: tuple[int, ...], waiting: tuple[int, ...]) -> None:
         super().__init__(message)
         self.returned, self.waiting = returned, waiting
-
-
-class PartitionError(TaskError):
-    """Ranks of a call waited for each other since the network between nodes failed, while the client reached all nodes.
-
-    Attributes:
-        lost: the failed directions, as pairs of node indexes: sender and receiver.
-        still_s: seconds for which no rank had made progress.
-    """
-
-    def __init__(self, message: str, *, lost: tuple[tuple[int, int], ...], still_s: float) -> None:
-        super().__init__(message)
-        self.lost, self.still_s = lost, still_s
 
 
 class WorkerLostError(TaskError):

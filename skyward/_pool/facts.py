@@ -104,7 +104,7 @@ def stats_file(folder: Path, pool: str) -> Path:
 def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
     """Ask all connected nodes at once. The figures of a node that does not answer within 2 s are None."""
     nodes_here = [node for node in table.all_nodes() if node.is_connected and node.gone is None]
-    asked = [(node, node.probe({"step": "usage"})) for node in nodes_here]
+    asked = [(node, node.usage()) for node in nodes_here]
     deadline = time.monotonic() + ANSWER_S
     for _, answer in asked:
         try:

@@ -27,7 +27,7 @@ from skyward.model.instance import (
 from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
-from skyward.runner.diagnosis import UdpProbe, dump_file, read_dump
+from skyward.runner.diagnosis import dump_file, read_dump
 from skyward.runner.output_log import log_name, unfinished
 from skyward.runner.takeover import Takeover, cleaner
 from skyward.runtime.masking import Masks
@@ -86,7 +86,6 @@ class Agent:
         self._told_to_end = threading.Event()  # by a signal
         self._contact = time.monotonic()
         self._oom = OomCounter()
-        self._probe = UdpProbe(node)
         self._measuring = threading.Lock()
         self._usage: UsageMeter | None = None
         self._watchers = [self._thread(self._keep_alive, child) for child in children]
@@ -297,7 +296,6 @@ class Agent:
                 self._clients.remove(client)
             self._contact = time.monotonic()
             client.close()
-            self._probe.close()
             if self._takeover.left(client):
                 self._thread(self._takeover.renew).start()
 
@@ -327,8 +325,8 @@ class Agent:
             case Kind.DUMP:
                 order = decode(frame.head)
                 self._thread(self._dump, self._meant(order), order).start()
-            case Kind.PROBE:
-                self._thread(self._try_probe, client, frame.id, decode(frame.head)).start()
+            case Kind.USAGE:
+                self._thread(self._answer_usage, client, frame.id).start()
             case Kind.TAKE:
                 order = decode(frame.head)
                 order["lease_s"] = _seconds(order["lease_s"])
@@ -376,14 +374,14 @@ class Agent:
             with self._lock:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 
-    def _try_probe(self, client: Client, question: int, order: dict[str, Any]) -> None:
-        """Perform one step of a UDP probe between the nodes, or measure usage (a thread of its own)."""
+    def _answer_usage(self, client: Client, question: int) -> None:
+        """Measure usage (a thread of its own)."""
         try:
-            answer = self._measure() if order.get("step") == "usage" else self._probe.take(order)
+            answer = self._measure()
         except Exception as error:  # as in `_converse`
             _refuse(client, error)
         else:
-            client.post(Frame(Kind.PROBED, question, encode(answer)))
+            client.post(Frame(Kind.MEASURED, question, encode(answer)))
 
     def _measure(self) -> dict[str, Any]:
         """Return the node's resource usage; concurrent requests are handled one after the other."""

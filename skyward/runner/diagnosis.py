@@ -1,4 +1,4 @@
-"""Diagnosis of waiting ranks, on request of a client: the position of a call, and whether datagrams reach other nodes.
+"""Diagnosis of waiting ranks, on request of a client: the position of a call.
 
 Another thread of the same process reads the stack of a call, which works unless the call holds the global interpreter
 lock; waiting in a collective releases it. If the lock is held, a signal still makes the process write its frames.
@@ -10,11 +10,9 @@ import contextlib
 import dis
 import faulthandler
 import hashlib
-import hmac
 import linecache
 import os
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from skyward.runner.config import WorkerStart
-from skyward.system import select, socket, threading, time
+from skyward.system import threading, time
 from skyward.wire import payload
 
 if sys.platform == "darwin":  # unlikely to be used by user code
@@ -43,10 +41,6 @@ _WAITING_PLACES = (
     "tensorflow.python.eager", "tensorflow.python.distribute",
 )  # fmt: skip
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
-_SENT = 10  # datagrams per node, as a network may lose some of them
-_PAUSE_S = 0.05
-_NODE = struct.Struct("!I")
-_LARGEST = 64  # bytes; a probe's datagram has 36
 
 
 # where a call is ------------------------------------------------------------------------------------------------------
@@ -190,91 +184,3 @@ def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) ->
     except FileNotFoundError:
         pass  # the process has ended
     return written
-
-
-# which nodes are reached ----------------------------------------------------------------------------------------------
-
-
-class UdpProbe:
-    """Tests on one node whether its datagrams reach the other nodes, per direction; one test at a time.
-
-    A connection needs both directions, so it cannot show which of them fails. Here a node opens a port, sends datagrams
-    to the ports of all others, and then reports whose datagrams arrived. The client controls each step, so that all
-    have sent before any of them counts. Nothing that arrives is answered or passed on, and datagrams without the test's
-    secret are dropped.
-    """
-
-    def __init__(self, node: int) -> None:
-        self._node = node
-        self._lock = threading.RLock()  # a step may be requested while an earlier one is still running
-        self._socket: socket.socket | None = None
-        self._secret = b""
-        self._heard: set[int] = set()
-
-    def take(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Perform a step and return its answer.
-
-        `open` {"address", "secret"} answers {"port"}, 0 if this node does not have that address; `send` {"peers"}, a
-        list of [node, address, port], takes half a second; `close` answers {"heard"}, the nodes whose datagrams have
-        arrived.
-        """
-        with self._lock:
-            match order["step"]:
-                case "open":
-                    return {"port": self._open(order["address"], bytes.fromhex(order["secret"]))}
-                case "send":
-                    self._send(order["peers"])
-                    return {}
-                case "close":
-                    return {"heard": self.close()}
-            raise ValueError(f"step {order['step']!r}")
-
-    def close(self) -> list[int]:
-        """Close the port and return the nodes whose datagrams have arrived."""
-        with self._lock:
-            if self._socket is not None:
-                self._collect(0.0)
-                self._socket.close()
-                self._socket = None
-            return sorted(self._heard)
-
-    def _open(self, address: str, secret: bytes) -> int:
-        self.close()
-        self._secret, self._heard = secret, set()
-        listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            listener.bind((address, 0))  # only that address; a translated (NAT) address is on no interface
-        except OSError:
-            listener.close()
-            return 0
-        except BaseException:  # the address is not a string
-            listener.close()
-            raise
-        self._socket = listener
-        port: int = listener.getsockname()[1]
-        return port
-
-    def _send(self, peers: list[tuple[int, str, int]]) -> None:
-        word = self._secret + _NODE.pack(self._node)
-        for _ in range(_SENT):
-            for _node, address, port in peers:
-                try:
-                    if self._socket is not None:
-                        self._socket.sendto(word, (address, port))
-                except OSError:
-                    continue  # no route, or refused: the peer then does not hear this node, which is the result
-            self._collect(_PAUSE_S)
-
-    def _collect(self, wait_s: float) -> None:
-        """Receive datagrams for this long, and record their senders."""
-        end = time.monotonic() + wait_s
-        while self._socket is not None:
-            ready, _, _ = select.select([self._socket], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                return
-            try:
-                word = self._socket.recv(_LARGEST)
-            except OSError:
-                continue  # report that a datagram sent from here was refused
-            if len(word) == len(self._secret) + _NODE.size and hmac.compare_digest(word[: -_NODE.size], self._secret):
-                self._heard.add(*_NODE.unpack(word[-_NODE.size :]))

@@ -60,7 +60,7 @@ class Kind(IntEnum):
     KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: exit contexts, end workers, exit
     DUMP = 53  # JSON {"worker", "generation"}: make an unresponsive worker write its stack
-    PROBE = 55  # JSON of a step of `runner.diagnosis`, or the step "usage"; answered by PROBED with the same id
+    USAGE = 55  # answered by MEASURED with the same id
     MASK = 57  # JSON {"values"}: the secrets to mask in output through file descriptors
     TAKE = 60  # take a kept node: JSON {"compute_pool", "lease_s", "environment"}; answered by TAKEN
     KEEP = 61  # release it: JSON {"keep_s", "grace_s"}: end the workers, start fresh ones; answered by KEPT
@@ -72,7 +72,7 @@ class Kind(IntEnum):
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text from the file descriptors
     DISMISSED = 75  # another client ends this node permanently
     DUMPED = 74  # JSON {"worker", "generation", "text"}: what it wrote, in the format of faulthandler
-    PROBED = 76  # JSON of the step's result
+    MEASURED = 76  # JSON of the node's resource usage
     UNFINISHED = 77  # JSON {"worker", "generation", "call", "stream", "text"}: unfinished line of an ended worker
     TAKEN = 90  # JSON {"workers": [[generation, address]]} once all listen, or {"refused": why}
     KEPT = 91  # the workers have ended, and the node waits for its next client

@@ -27,12 +27,10 @@ AGENT: tuple[tuple[Kind, dict[str, Any] | None], ...] = (
     (Kind.KILL, {"worker": 0, "generation": 0}),
     (Kind.DUMP, {"worker": 0, "generation": 0}),
     (Kind.PLACE, {"node": 0, "total_nodes": 1, "head_addr": "127.0.0.1", "head_port": 29400}),
-    (Kind.PROBE, {"step": "open", "address": "127.0.0.1", "secret": "ab" * 16}),
-    (Kind.PROBE, {"step": "close"}),
+    (Kind.USAGE, {}),
     (Kind.KEEP, {"keep_s": 60, "grace_s": 0}),  # of a node that this client has not taken
     (Kind.SHUTDOWN, {"grace": "soon"}),
 )
-SEND = (Kind.PROBE, {"step": "send", "peers": []})  # takes half a second, one after the other
 
 
 class Bomb:
@@ -53,7 +51,7 @@ def frame(kind: int, ident: int, head: bytes, buffers: tuple[bytes, ...] = ()) -
 
 def for_agent(chance: random.Random) -> bytes:
     """A frame for an agent with something wrong in it."""
-    kind, document = chance.choice(AGENT) if chance.random() > 0.002 else SEND
+    kind, document = chance.choice(AGENT)
     head = b"" if document is None else _document(document, chance)
     return _bytes(frame(kind, chance.getrandbits(64), head), chance) if chance.random() < 0.4 else _frame(
         kind, head, chance

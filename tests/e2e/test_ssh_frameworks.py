@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import ParameterGrid
 
 import skyward as sky
-from scripts.stand import faults
 from scripts.stand.place import Stand
-from skyward.errors import PartitionError
 from skyward.integrations import sklearn_backend
 from tests.e2e import jax_functions, jax_image, torch_functions
-from tests.e2e.failing_frameworks import total
-from tests.e2e.partition_functions import goes_on
 from tests.e2e.stand import wait_until
 from tests.e2e.test_joblib import GRID, SPLITS, fits_on, locally, nodes_of_fits, search
 
@@ -30,7 +24,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed here; `pip i
 from tests.e2e.test_torch import IMAGE as TORCH_IMAGE  # noqa: E402
 from tests.e2e.test_torch import same  # noqa: E402
 
-SEEN_S = 10.0  # a network that fails is known by then
 WAITS_S = 120.0  # for what takes as long as it takes
 
 
@@ -105,41 +98,6 @@ def test_jax_is_one_on_two_hosts(jax_pool: sky.ComputePool, stand: Stand) -> Non
     assert first["parameters"] == second["parameters"]
     assert first["losses"] == second["losses"] == pytest.approx(alone["losses"], abs=1e-5, rel=0)
     assert alone["losses"][-1] < alone["losses"][0] / 4
-
-
-@pytest.mark.parametrize(("framework", "sender", "deaf"), [("torch", 1, 2), ("jax", 2, 1)])
-def test_a_network_that_fails_one_way_is_named(
-    framework: str, sender: int, deaf: int, request: pytest.FixtureRequest, stand: Stand
-) -> None:
-    """In the middle of a training: one error, in time, with the direction. The group is made again once it works."""
-    pool: sky.ComputePool = request.getfixturevalue(f"{framework}_pool")
-    before = {pid for _, pid in total(framework) @ pool}
-    streams = goes_on(framework) @ pool
-    assert len({next(stream) for stream in streams}) == 1  # both are in the middle of it now
-
-    faults.cut(stand.host(deaf), sender)
-    began = time.monotonic()
-    with ExitStack() as cut, ThreadPoolExecutor() as threads:
-        cut.callback(faults.mend, stand.host(deaf), sender)
-        with pytest.raises(PartitionError) as caught:
-            next(streams[0])
-        seen_s = time.monotonic() - began
-        with pytest.raises(PartitionError):
-            next(streams[1])
-        again = threads.submit(lambda: total(framework) @ pool)
-        with pytest.raises(TimeoutError):
-            again.result(1.0)  # it waits: nothing else would be of use
-        cut.close()
-        sums, pids = zip(*again.result(WAITS_S), strict=True)
-
-    assert seen_s < SEEN_S
-    assert caught.value.lost == ((sender - 1, deaf - 1),)
-    there, here = (f"node {number - 1} ({stand.host(number).address})" for number in (sender, deaf))
-    text = str(caught.value)
-    assert f"Nothing that {there} sends reaches {here}; the other way it works." in text
-    assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
-    assert sums == (3.0, 3.0)
-    assert not before & set(pids)
 
 
 def test_ray_on_two_hosts(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from skyward.errors import SkywardError
 FACTS: dict[str, dict[str, Any]] = {
     "BuildError": {"step": "RUN pip", "origin": "plugin torch", "log": "no such package"},
     "CollectiveHangError": {"returned": (0,), "waiting": (1, 2)},
-    "PartitionError": {"lost": ((0, 1),), "still_s": 5.0},
     "RegistryError": {"remedy": "Log in."},
     "RemoteError": {"type_name": "Own", "traceback": "File ..."},
     "WorkerLostError": {"node": 1, "rank": 3, "oom": True},

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyward._pool.collective import diagnosis
-from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector, PartitionDetector
+from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.dispatcher import Dispatcher
-from skyward._pool.nodes.node_table import Pair
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import listen, uninterrupted
 from skyward._pool.task import Broadcast, Task
@@ -63,9 +62,6 @@ class CollectiveCall(Broadcast):
         self._samples: dict[int, dict[str, Any]] = {}  # reported stacks, by rank
         self._hang_detector = HangDetector()
         self._stuck: tuple[int, ...] = ()
-        self._partition_detector = PartitionDetector(group.paths)
-        self._cut: frozenset[Pair] = frozenset()  # directions in which the network between nodes fails
-        self._still_s = 0.0  # how long no rank had made progress at the last check
         self._abort_reason = ""
         self._begun = False  # whether a rank has begun it, so that others may wait for that rank
         self._over = False
@@ -203,11 +199,11 @@ class CollectiveCall(Broadcast):
     def _returns(self) -> bool:
         """Wait and return True when all ranks have returned, or False when the call fails, hangs or is aborted."""
         next_look = time.monotonic() + PROBE_S
-        while not (self._stuck or self._cut):
+        while not self._stuck:
             with self._changed:
                 if self._failures or self._abort_reason or not self._left():
                     return not (self._failures or self._abort_reason)
-                looking = bool(self._returned) or self._partition_detector.on
+                looking = bool(self._returned)
                 self._changed.wait(max(0.0, next_look - time.monotonic()) if looking else None)
             if looking and time.monotonic() >= next_look:
                 self._look()
@@ -219,16 +215,15 @@ class CollectiveCall(Broadcast):
         return self._tasks.keys() - self._returned.keys()
 
     def _look(self) -> None:
-        """Check whether the remaining ranks wait for one that has returned, or the network between nodes fails."""
+        """Check whether the remaining ranks wait for one that has returned."""
         self._dispatcher.ask_where([self._tasks[rank] for rank in self._left()])
         with self._changed:
             self._changed.wait_for(lambda: self._failures or self._left() <= self._samples.keys(), ANSWER_S)
             left = self._left()
-            self._still_s = self._hang_detector.lasted_s(left, time.monotonic())
+            still_s = self._hang_detector.lasted_s(left, time.monotonic())
             if not self._failures:
-                self._cut = self._partition_detector.look(self._still_s)
-                self._stuck = tuple(sorted(left)) if self._returned and self._still_s >= STUCK_S else ()
-            if not (self._cut or self._stuck):
+                self._stuck = tuple(sorted(left)) if self._returned and still_s >= STUCK_S else ()
+            if not self._stuck:
                 self._samples.clear()
 
     def _diagnose(self) -> BaseException:
@@ -243,10 +238,6 @@ class CollectiveCall(Broadcast):
         found = diagnosis.FailureReport(
             self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
         )
-        if self._cut:
-            paths = self._group.paths
-            paths.lost = self._cut
-            return diagnosis.of_partition(found, paths.describe(self._cut), self._cut, self._still_s)
         if self._stuck:
             return diagnosis.of_hang(found, self._stuck)
         if failures:
@@ -295,7 +286,7 @@ class CollectiveCall(Broadcast):
         """Release the caller; if the call failed, stop it everywhere and restart the ranks."""
         with self._changed:
             self.error = error
-            broken = error is not None and (self._begun or bool(self._stuck or self._cut or self._abort_reason))
+            broken = error is not None and (self._begun or bool(self._stuck or self._abort_reason))
         if broken:
             self._group.hold()
         if error is not None:

@@ -17,11 +17,8 @@ from itertools import zip_longest
 from signal import SIGABRT
 from typing import Any, NamedTuple
 
-from skyward._pool.nodes.node_table import ConnectivityMatrix, Pair
 from skyward._pool.task import Task
-from skyward.errors import CollectiveHangError, PartitionError, TaskError, WorkerLostError
-from skyward.system import time
-from skyward.system.futures import Future
+from skyward.errors import CollectiveHangError, TaskError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame
@@ -29,7 +26,6 @@ from skyward.wire.messages import RESULT_HEAD, Kind
 
 PROBE_S = 1.0  # between checks of the ranks that still run
 STUCK_S = 10.0  # after so long without progress they count as hanging
-QUIET_S = 0.9  # after so long without progress the network is checked
 _SPENT = 0.02  # share of one CPU that a waiting process may use
 _SENT = "/.skyward-code/"  # part of the path before that of a module sent by the client
 _USERS = 3  # number of the user's frames shown
@@ -168,35 +164,6 @@ def _moved(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> b
     return spent > _SPENT * (elapsed_s + 1.0)
 
 
-class PartitionDetector:
-    """Detects network failures between the nodes of one call's ranks. Paths are tried while no rank makes progress, and
-    once before, to know which of them work at all.
-
-    Attributes:
-        on: whether the nodes are on several hosts.
-    """
-
-    def __init__(self, paths: ConnectivityMatrix) -> None:
-        self._paths = paths
-        self._trial: Future[frozenset[Pair]] | None = None
-        self._suspected: frozenset[Pair] = frozenset()
-        self.on = paths.spans_hosts
-
-    def look(self, still_s: float) -> frozenset[Pair]:
-        """Return the directions that failed in two consecutive trials while no rank made progress.
-
-        Called periodically; `still_s` says for how long no rank has made progress.
-        """
-        if not self.on or (self._trial is not None and not self._trial.done()):
-            return frozenset()
-        quiet = still_s >= QUIET_S
-        failing = self._trial.result() if self._trial is not None and quiet else frozenset()
-        confirmed, self._suspected, self._trial = failing & self._suspected, failing, None
-        if not confirmed and (quiet or not self._paths.is_tried):
-            self._trial = self._paths.begin()
-        return confirmed
-
-
 # stacks of ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -330,19 +297,6 @@ def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
         f"{found.accounts()}",
         returned=tuple(sorted(found.returned)),
         waiting=tuple(waiting),
-    )
-
-
-def of_partition(found: FailureReport, told: str, lost: Collection[tuple[int, int]], still_s: float) -> BaseException:
-    """Return the error of a call whose ranks hang since the network between nodes fails, as described by `told`."""
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - still_s))
-    return PartitionError(
-        f"{found.function}() would not have gone on: the network between its nodes fails. {told} This client reaches "
-        f"all of them, and no rank had moved for {still_s:.1f} s (since {since}). Look at the firewalls, routes and "
-        "security groups between these addresses. The ranks are started afresh as soon as it works again; calls wait "
-        f"until then. They were stopped:\n{found.accounts()}",
-        lost=tuple(sorted(lost)),
-        still_s=still_s,
     )
 
 

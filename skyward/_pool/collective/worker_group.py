@@ -14,7 +14,7 @@ from skyward._pool.collective.diagnosis import is_noticed
 from skyward._pool.config import PoolConfig
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_client import NodeClient
-from skyward._pool.nodes.node_table import ConnectivityMatrix, NodeTable
+from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.signals import LISTEN_S
@@ -47,7 +47,6 @@ class WorkerGroup:
         self._size = worker.processes * settings.nodes.desired
         self._table, self._dispatcher, self._setup, self._clock = table, dispatcher, setup, clock
         self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
-        self.paths = ConnectivityMatrix(table)
         self._changed = threading.Condition()
         self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, but not set up
         self._lost_alone: set[int] = set()  # ranks lost before the pool was collective, replaced individually
@@ -233,7 +232,7 @@ class WorkerGroup:
                 self._dispatcher.rest()
                 self._abort_calls(reason)
                 self._end_all()
-                if not (self._await_all() and self._await_network()):
+                if not self._await_all():
                     return
                 try:
                     self._setup.enter(list(self._entering.values()), self._clock)
@@ -336,16 +335,6 @@ class WorkerGroup:
             self._ended.clear()
             self._broken = ""
             return True
-
-    def _await_network(self) -> bool:
-        """Wait until nodes that could not reach each other can again; return False if the pool is closed first.
-
-        Raises:
-            PoolError: they still cannot when the time limit has passed.
-        """
-        if not self.paths.await_whole(self._limit_s, lambda: self._closed):
-            raise PoolError(f"{self.paths.describe(self.paths.lost)} That has not changed within {self._limit_s:g} s.")
-        return not self._closed
 
     def _all_here(self) -> bool:
         if self._closed:

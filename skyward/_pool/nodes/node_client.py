@@ -80,7 +80,7 @@ class NodeClient:
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
         self._dumps: dict[tuple[int, int], Future[str]] = {}
-        self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `probe`, by number
+        self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `usage`, by number
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerClient] = {}
         self._shared = SharedValueIndex(shape.processes)
@@ -220,7 +220,7 @@ class NodeClient:
             case Kind.DISMISSED:
                 self._lost_reason = DISMISSED
                 self._pool.dismissed()
-            case Kind.PROBED:
+            case Kind.MEASURED:
                 self._steps.pop(frame.id, Future()).set_result(decode(frame.head))
             case Kind.KEPT:
                 with _unless_closed:
@@ -374,11 +374,11 @@ class NodeClient:
         self._post(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
         return dumped
 
-    def probe(self, order: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Ask the agent to run a step of a network trial (see `ConnectivityMatrix`), or to report its "usage"."""
+    def usage(self) -> Future[dict[str, Any]]:
+        """Ask the agent for the node's resource usage."""
         number = next(self._numbers)
         answer = self._steps[number] = Future[dict[str, Any]]()
-        self._post(Frame(Kind.PROBE, number, encode(order)))
+        self._post(Frame(Kind.USAGE, number))
         return answer
 
     def declare_lost(self, reason: str) -> None:

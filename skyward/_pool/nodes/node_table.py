@@ -1,35 +1,18 @@
-"""The nodes of a pool (`NodeTable`), and the network between them (`ConnectivityMatrix`).
-
-The table has one slot per index, with its node or the state of the attempts to start one.
-
-Paths between nodes are tried while ranks wait for each other without progress. A network that drops packets in one
-direction breaks no connection: senders retransmit for a quarter of an hour, receivers wait, and each framework's own
-time limit blames the rank that noticed first. Agents therefore test it with datagrams (see `runner.diagnosis`), while
-the client can reach both. A direction counts as lost only if it has worked before in this pool or the opposite one
-works, so that networks without any datagrams are not reported.
-"""
+"""The nodes of a pool: one slot per index, with its node or the state of the attempts to start one."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.signals import listen
 from skyward.errors import PoolError
 from skyward.system import threading, time
-from skyward.system.futures import Future
-from skyward.system.futures import TimeoutError as FutureTimeout
 
 WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # before the first attempts to replace a node
 SLOW_S = 15.0  # before each later one, as long as the pool is open
 SETTLED_S = 60.0  # the loss of a younger node counts as a failed attempt
-Pair = tuple[int, int]  # node indexes of sender and receiver
-_ANSWER_S = 3.0  # limit for each step of a trial; the longest takes 0.5 s
-_AGAIN_S = 0.5  # between trials during a partition
 
 
 @dataclass(slots=True)
@@ -199,125 +182,3 @@ class NodeTable:
     def _not_early(self) -> list[NodeSlot]:
         here = {node.index for node in self.early}
         return [slot for slot in self.slots if slot.index not in here]
-
-
-# connectivity ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Result of one trial.
-
-    Attributes:
-        answered: the nodes that answered all steps, and which the client therefore reaches.
-        heard: pairs of these in which the second node received datagrams from the first.
-    """
-
-    answered: frozenset[int] = frozenset()
-    heard: frozenset[Pair] = frozenset()
-
-    def lost(self, known: Iterable[Pair]) -> frozenset[Pair]:
-        """Return the failing directions, of those that have worked before (`known`) or whose opposite works."""
-        proven = {*known, *((to, sender) for sender, to in self.heard)}
-        return frozenset(
-            (sender, to) for sender, to in proven - self.heard if sender in self.answered and to in self.answered
-        )
-
-
-class ConnectivityMatrix:
-    """State of the paths between the nodes of a pool.
-
-    Args:
-        table: the nodes.
-    """
-
-    def __init__(self, table: NodeTable) -> None:
-        self._table = table
-        self._trying = threading.Lock()
-        self._known: set[tuple[NodeClient, NodeClient]] = set()  # directions that have worked
-        self._asked: set[NodeClient] = set()  # nodes that were alive at the last trial
-        self.lost: frozenset[Pair] = frozenset()  # directions in the last failure report that do not work yet
-
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether the nodes have several addresses, so that there is a network between them."""
-        return len({node.address for node in self._table.alive}) > 1
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether there was a trial with all present nodes."""
-        return self._asked.issuperset(self._table.alive)
-
-    def begin(self) -> Future[frozenset[Pair]]:
-        """Start a trial in a separate thread; the future has the failing directions."""
-        found: Future[frozenset[Pair]] = Future()
-
-        def run() -> None:
-            try:
-                found.set_result(self.failing())
-            except Exception as bug:  # must not leave the call waiting
-                found.set_exception(bug)
-
-        threading.Thread(target=run, name="skyward-paths", daemon=True).start()
-        return found
-
-    def failing(self) -> frozenset[Pair]:
-        """Run a trial, which takes half a second, and return the failing directions."""
-        with self._trying:
-            nodes = {node.index: node for node in self._table.alive}
-            self._asked = here = set(nodes.values())
-            self._known = {pair for pair in self._known if here.issuperset(pair)}  # forget replaced nodes
-            known = [(sender.index, to.index) for sender, to in self._known]
-            trial = tried(tuple(here))
-            self._known.update((nodes[sender], nodes[to]) for sender, to in trial.heard)
-        return trial.lost(known)
-
-    def await_whole(self, limit_s: float, closed: Callable[[], bool]) -> bool:
-        """Wait until the directions of the last failure report work again; return False if they do not in time."""
-        deadline = time.monotonic() + limit_s
-        while self.lost and not closed():
-            self.lost &= self.failing()
-            if self.lost:
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(_AGAIN_S)
-        return True
-
-    def describe(self, lost: frozenset[Pair]) -> str:
-        """Return sentences that name failing directions with nodes and addresses."""
-        names = {node.index: f"node {node.index} ({node.address})" for node in self._table.alive}
-        return " ".join(
-            f"Neither of {names[sender]} and {names[to]} gets what the other sends."
-            if (to, sender) in lost
-            else f"Nothing that {names[sender]} sends reaches {names[to]}; the other way it works."
-            for sender, to in sorted(lost)
-            if names.keys() >= {sender, to} and not ((to, sender) in lost and to < sender)
-        )
-
-
-def tried(nodes: Sequence[NodeClient]) -> Trial:
-    """Make nodes send datagrams to each other, and return what arrived. Nodes that do not answer are left out."""
-    secret = secrets.token_hex(16)
-    opened = _ask(nodes, lambda node: {"step": "open", "address": node.address, "secret": secret})
-    ports = {node: answer["port"] for node, answer in opened.items() if answer["port"]}
-    peers = [(node.index, node.address, port) for node, port in ports.items()]
-    sent = _ask(ports, lambda node: {"step": "send", "peers": [peer for peer in peers if peer[0] != node.index]})
-    closed = _ask(ports, lambda _node: {"step": "close"})
-    answered = {node.index for node in sent if node in closed}
-    heard = {(sender, node.index) for node, answer in closed.items() for sender in answer["heard"]}
-    return Trial(frozenset(answered), frozenset(pair for pair in heard if answered.issuperset(pair)))
-
-
-def _ask(
-    nodes: Iterable[NodeClient], order: Callable[[NodeClient], dict[str, Any]]
-) -> dict[NodeClient, dict[str, Any]]:
-    """Run one step on all nodes at once; return the answers that arrive in time."""
-    asked = {node: node.probe(order(node)) for node in nodes}
-    deadline = time.monotonic() + _ANSWER_S
-    answers = {}
-    for node, answer in asked.items():
-        try:
-            answers[node] = answer.result(max(0.0, deadline - time.monotonic()))
-        except FutureTimeout:
-            continue  # the heartbeat decides whether it is lost
-    return answers

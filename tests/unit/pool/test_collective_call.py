@@ -10,14 +10,12 @@ import pytest
 
 from skyward._pool.background import Timers
 from skyward._pool.collective import call as module
-from skyward._pool.collective import diagnosis
 from skyward._pool.collective.call import CollectiveCall
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.task import Task
 from skyward.errors import (
     CollectiveHangError,
-    PartitionError,
     PoolClosedError,
     TaskCancelledError,
     TaskTimeoutError,
@@ -32,29 +30,12 @@ NAMES = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
 WAITS_S = 120.0
 
 
-class FakePaths:
-    """A network between the nodes of which each trial finds what a test says."""
-
-    def __init__(self, failing: list[frozenset[tuple[int, int]]]) -> None:
-        self.failing, self.spans_hosts, self.is_tried = failing, bool(failing), True
-        self.lost: frozenset[tuple[int, int]] = frozenset()
-
-    def begin(self) -> Future[frozenset[tuple[int, int]]]:
-        trial: Future[frozenset[tuple[int, int]]] = Future()
-        trial.set_result(self.failing.pop(0) if self.failing else frozenset())
-        return trial
-
-    def describe(self, lost: frozenset[tuple[int, int]]) -> str:
-        return f"Nothing goes {sorted(lost)}."
-
-
 class FakeGroup:
     """Notes what it is told; every rank's agent gives the same dump."""
 
-    def __init__(self, *failing: frozenset[tuple[int, int]]) -> None:
+    def __init__(self) -> None:
         self.told: list[str] = []
         self.has_turn = True
-        self.paths = FakePaths(list(failing))
 
     def register(self, _abort: object) -> bool:
         return self.has_turn
@@ -278,53 +259,12 @@ def test_a_call_that_ends_while_it_is_looked_at_is_not_held_up(make: Make, monke
     """A rank that has returned says no more where it is, and nobody waits for that."""
     monkeypatch.setattr(module, "PROBE_S", 0.01)
     monkeypatch.setattr(module, "ANSWER_S", 10 * WAITS_S)
-    call = Call(make(workers=2), group=FakeGroup(CUT))
-    call.until(lambda: all(sent(worker, Kind.STACK) for worker in call.pool.workers))
-    for rank in NAMES:
-        call.say(rank, result(call.tasks[rank], rank))
+    call = Call(make(workers=2))
+    call.say(0, result(call.tasks[0], 0))
+    call.until(lambda: sent(call.pool.workers[1], Kind.STACK))
+    call.say(1, result(call.tasks[1], 1))
     call.until(lambda: call.group.told)
     assert (call.collective.error, call.group.told) == (None, ["unregistered"])
-
-
-CUT = frozenset({(0, 1)})
-
-
-def test_ranks_that_do_not_reach_each_other_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank has failed or returned: the network is looked at while they wait. All of them are started afresh."""
-    monkeypatch.setattr(diagnosis, "QUIET_S", 0.1)
-    monkeypatch.setattr(module, "PROBE_S", 0.05)
-    call = Call(make(workers=2), group=FakeGroup(CUT, CUT))
-    deadline = time.monotonic() + WAITS_S
-    while not call.collective._gate.is_set() and time.monotonic() < deadline:
-        for rank in NAMES:
-            call.answer(rank)
-        time.sleep(0.02)
-    failure = call.error()
-    assert isinstance(failure, PartitionError)
-    assert failure.lost == ((0, 1),)
-    assert failure.still_s >= 0.1
-    text = str(failure)
-    assert "the network between its nodes fails. Nothing goes [(0, 1)]. This client reaches all of them" in text
-    assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
-    assert call.group.paths.lost == CUT
-    assert call.group.told == ["hold", "work() had failed on some of them", "unregistered"]
-
-
-def test_ranks_that_move_are_not_suspected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the network does to datagrams, what goes on is left alone."""
-    monkeypatch.setattr(diagnosis, "QUIET_S", 0.1)
-    monkeypatch.setattr(module, "PROBE_S", 0.05)
-    call = Call(make(workers=2), group=FakeGroup(*[CUT] * 100))
-    for step in range(10):
-        call.answer(0)
-        call.answer(1, switches=step)
-        time.sleep(0.05)
-    assert call.collective.error is None
-    assert len(call.group.paths.failing) == 100
-    for rank in NAMES:
-        call.say(rank, result(call.tasks[rank], rank))
-    call.collective.wait()
-    assert [task.value() for task in call.tasks] == [0, 1]
 
 
 def test_it_fails_when_its_ranks_must_be_started_afresh(call: Call) -> None:

@@ -14,7 +14,6 @@ import pytest
 from skyward._pool.collective import worker_group as module
 from skyward._pool.collective.worker_group import Abort, WorkerGroup
 from skyward._pool.config import PoolConfig
-from skyward._pool.nodes import node_table
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.nodes.starting import WorkerSetup
@@ -131,28 +130,6 @@ def test_a_worker_that_can_be_alone_is_set_up_alone(make: Make) -> None:
     (_, call) = ranks.pool.submit(2)
     assert sent(fresh) == [call.id]
     assert ranks.killed() == []
-
-
-def test_the_network_between_nodes_is_waited_for(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a call whose ranks did not reach each other, they enter the set-up once they do."""
-    network = [frozenset({(0, 1)}), frozenset({(0, 1)}), frozenset[tuple[int, int]]()]
-    entered = []
-
-    def failing() -> frozenset[tuple[int, int]]:
-        entered.append(len(ranks.setup.entered))
-        return network.pop(0)
-
-    monkeypatch.setattr(node_table, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(ranks.group.paths, "failing", failing)
-    ranks.group.paths.lost = frozenset({(0, 1)})
-    ranks.ends(1)
-    ranks.until(lambda: ranks.killed() == [0])
-    ranks.ends(0)
-    for rank in (0, 1):
-        ranks.returns(rank)
-    ranks.until(lambda: ranks.setup.entered)
-    assert ranks.setup.entered == [[(0, 1), (1, 1)]]
-    assert entered == [0, 0, 0]
 
 
 def test_a_rank_that_ends_takes_all_others_with_it(ranks: Ranks) -> None:

@@ -17,7 +17,7 @@ from skyward.model.instance import DISMISS, ENV_VAR, EXIT_DISMISSED, KEY_FILE, I
 from skyward.runner.config import GPUS_VAR
 from skyward.wire import handshake
 from skyward.wire.frames import dial
-from skyward.wire.messages import STDERR, STDOUT, Kind, decode
+from skyward.wire.messages import STDERR, STDOUT, Kind
 from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
 
 SOON_S = 5.0  # the agent's own bound is 0.2 s, a silenced agent would take 20 s; the rest is for a loaded machine
@@ -361,19 +361,6 @@ def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path
     assert status == 1
     assert "JSONDecodeError" in errors
     assert "its agent failed" in errors
-
-
-def test_it_tells_whose_datagrams_have_come(node: RunningNode) -> None:
-    """Step by step, each answered under the number of its question; a ping gets through meanwhile."""
-    client = node.client()
-    client.tell(Kind.PROBE, 5, step="open", address="127.0.0.1", secret="ab" * 16)
-    answer = client.next(Kind.PROBED)
-    port = decode(answer.head)["port"]
-    client.tell(Kind.PROBE, 6, step="send", peers=[[PLACE.node, "127.0.0.1", port]])
-    assert client.ping_s() < SOON_S
-    assert (answer.id, client.next(Kind.PROBED).id) == (5, 6)
-    client.tell(Kind.PROBE, 7, step="close")
-    assert client.document(Kind.PROBED) == {"heard": [PLACE.node]}
 
 
 def test_a_message_that_makes_no_sense_costs_only_its_connection(node: RunningNode) -> None:
