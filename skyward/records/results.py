@@ -1,14 +1,10 @@
-"""A file of computed results: appended records, each of which is either complete or absent.
+"""A file of computed results, to which each result is appended as a line of JSON and the bytes that it describes.
 
-    skyward results 1, salt
-    record*: mark, sizes of description and content, description (JSON), checksum, content, checksum
+If the writer is killed, at most the result being written is lost. After a power failure, up to a second's results may
+also be missing. A result whose bytes were damaged counts as missing; a file with a damaged line is refused. One writer
+uses the file at a time, guarded by a lock that ends with its process.
 
-If the writer is killed, at most the record being written is lost; the next writer truncates the incomplete part. After
-a power failure, up to a second's records may also be missing. A damaged record counts as missing; the records after it
-are still found. The salt is part of the checksums, so that no result can contain bytes that pass for a record. One
-writer uses the file at a time, guarded by a lock that ends with its process.
-
-Readers unpickle the content of records, so the file must belong to this user, and nobody else may access it.
+Readers unpickle the results, so the file must belong to this user, and nobody else may access it.
 """
 
 from __future__ import annotations
@@ -19,25 +15,18 @@ import hashlib
 import json
 import os
 import stat
-import struct
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from skyward.errors import ConfigError, JournalError
 from skyward.system import time
 
-_HEADER = b"skyward results 1\n"
-_SALT = 16  # bytes
-_MARK = b"\xd5result\n"
-_PREFIX = struct.Struct("<8sIQ")  # mark, bytes of the description, bytes of the content
-_SUM = 16  # bytes of a checksum
-_LARGEST_HEAD = 1024 * 1024  # bytes; a larger size indicates damage
+_HEADER = b"skyward results 2\n"
 _SYNC_S = 1.0  # how often written data is forced to disk
-_CHUNK = 1024 * 1024
-_PARTS = 512  # buffers written at once; the kernel accepts 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -63,8 +52,9 @@ class ResultKey:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    start: int  # of its content
-    sizes: tuple[int, ...]
+    start: int  # of its bytes
+    sizes: Sequence[int]
+    digest: str
 
 
 class ResultJournal:
@@ -72,27 +62,23 @@ class ResultJournal:
 
     Attributes:
         path: the file.
-        cut: bytes of an incomplete record that were found at the end of the file and truncated.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, creating it if necessary, and find its records.
+        """Open the file, creating it if necessary, and find its results.
 
         Raises:
             ConfigError: it is another kind of file, belongs to another user, is accessible to others, or is in use by
             another process.
-            JournalError: it cannot be opened or read.
+            JournalError: it cannot be opened or read, or is damaged.
         """
         self.path = Path(path)
-        self.cut = 0
-        self._salt, self._end = b"", 0
         self._records: dict[ResultKey, _Record] = {}
         self._synced = time.monotonic()
-        self._dirty = False
         self._file = self._opened()
         try:
             self._check()
-            self._find()
+            self._end = self._find()
         except OSError as error:
             self._leave()
             raise self._problem("read", error) from error
@@ -123,41 +109,35 @@ class ResultJournal:
         record = self._records.get(key)
         if record is None:
             return None
-        parts = [bytearray(size) for size in record.sizes]
-        position = record.start
-        found = self._checksum()
         try:
-            for part in parts:
-                if not self._read_into(part, position):
-                    return None
-                position += len(part)
-                found.update(part)
-            expected = os.pread(self._file, _SUM, position)
+            with open(self._file, "rb", closefd=False) as file:
+                file.seek(record.start)
+                parts = [bytearray(size) for size in record.sizes]
+                whole = all(file.readinto(part) == len(part) for part in parts)
         except OSError as error:
             raise self._problem("read", error) from error
-        return parts if found.digest() == expected else None
+        return parts if whole and _digest(parts) == record.digest else None
 
     def keep(self, key: ResultKey, parts: Sequence[Buffer]) -> None:
         """Append a result.
 
         Raises:
-            JournalError: it could not be written. Earlier records are unaffected.
+            JournalError: it could not be written. Earlier results are unaffected.
         """
-        sizes = [memoryview(part).nbytes for part in parts]
-        described = {name: getattr(key, name) for name in ("function", "code", "image", "arguments", "occurrence")}
-        text = json.dumps({**described, "sizes": sizes}, separators=(",", ":")).encode()
-        head = _PREFIX.pack(_MARK, len(text), sum(sizes)) + text
-        content = self._checksum()
-        for part in parts:
-            content.update(part)
-        start = self._end
+        sizes, digest = [memoryview(part).nbytes for part in parts], _digest(parts)
+        head = json.dumps({**asdict(key), "sizes": sizes, "digest": digest}, separators=(",", ":")).encode()
+        line = b"%08x %b\n" % (zlib.crc32(head), head)
         try:
-            self._end = self._write([head, self._checksum(head).digest(), *parts, content.digest()], start)
-            self._sync()
+            end = self._write((line, *parts), self._end)
+            if time.monotonic() - self._synced >= _SYNC_S:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
         except OSError as error:
-            self._cut_to(start)
+            with suppress(OSError):  # the disk may refuse this as it refused the result; the next writer does it
+                os.ftruncate(self._file, self._end)
             raise self._problem("written", error) from error
-        self._records[key] = _Record(start + len(head) + _SUM, tuple(sizes))
+        self._records[key] = _Record(self._end + len(line), sizes, digest)
+        self._end = end
 
     def close(self) -> None:
         """Force everything to disk and close the file, so that others can use it. Repeated calls do nothing.
@@ -168,13 +148,11 @@ class ResultJournal:
         if self._file < 0:
             return
         try:
-            self._sync(at_once=True)
+            os.fsync(self._file)
         except OSError as error:
             raise self._problem("written", error) from error
         finally:
             self._leave()
-
-    # ------------------------------------------------------------------------------------------------------------
 
     def _opened(self) -> int:
         try:
@@ -183,10 +161,6 @@ class ResultJournal:
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise ConfigError(f"journal= names a file; {self.path} is not one.") from error
             raise self._problem("opened", error) from error
-
-    def _leave(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
 
     def _check(self) -> None:
         """Check that only this user can access the file, and lock it for this process."""
@@ -207,101 +181,53 @@ class ResultJournal:
                 "use another file."
             ) from None
 
-    def _find(self) -> None:
-        """Index the records, and truncate an incomplete one at the end."""
+    def _leave(self) -> None:
+        file, self._file = self._file, -1
+        os.close(file)
+
+    def _find(self) -> int:
+        """Index the results, remove an incomplete one at the end, and return the position after the last."""
         size = os.fstat(self._file).st_size
-        beginning, begins = os.pread(self._file, len(_HEADER), 0), len(_HEADER) + _SALT
-        if beginning != _HEADER[: len(beginning)]:
-            raise ConfigError(f"{self.path} is not a journal of results, and stays as it is. Name another file.")
-        if size < begins:
-            self._salt = os.urandom(_SALT)
-            self._end = self._write([_HEADER, self._salt], 0)
-            return
-        self._salt = os.pread(self._file, _SALT, len(_HEADER))
-        position = self._end = begins
-        while position < size:
-            after = self._read_record(position, size)
-            if after is None:
-                after = self._next_mark(position + 1, size)
-            else:
-                self._end = after
-            position = after
-        if self._end < size:
-            self.cut = size - self._end
-            os.ftruncate(self._file, self._end)
-
-    def _read_record(self, position: int, size: int) -> int | None:
-        """Index the record at a position and return the position after it; None if there is no complete record."""
-        prefix = os.pread(self._file, _PREFIX.size, position)
-        if len(prefix) < _PREFIX.size:
-            return None
-        mark, head_size, content_size = _PREFIX.unpack(prefix)
-        start = position + _PREFIX.size + head_size + _SUM
-        if mark != _MARK or head_size > _LARGEST_HEAD or start + content_size + _SUM > size:
-            return None
-        text = os.pread(self._file, head_size + _SUM, position + _PREFIX.size)
-        if self._checksum(prefix + text[:head_size]).digest() != text[head_size:]:
-            return None
-        fields = json.loads(text[:head_size])
-        sizes = tuple(fields.pop("sizes"))
-        self._records[ResultKey(**fields)] = _Record(start, sizes)
-        return int(start + content_size + _SUM)
-
-    def _next_mark(self, position: int, size: int) -> int:
-        """Return the position where the next record may begin; the end of the file if there is none."""
-        while position < size:
-            data = os.pread(self._file, _CHUNK, position)
-            found = data.find(_MARK)
-            if found >= 0:
-                return position + found
-            if len(data) < _CHUNK:
-                return size
-            position += len(data) - len(_MARK) + 1
-        return size
-
-    def _read_into(self, part: bytearray, position: int) -> bool:
-        """Fill a buffer starting at a position; return False at the end of the file."""
-        rest = memoryview(part)
-        while rest:
-            count = os.preadv(self._file, [rest], position)
-            if not count:
-                return False
-            rest, position = rest[count:], position + count
-        return True
-
-    def _write(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write buffers at a position, in as many steps as necessary, and return the position after them."""
-        left = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
-        self._dirty = True
-        while left:
-            count = os.pwritev(self._file, left[:_PARTS], position)
-            position += count
-            while left and count >= left[0].nbytes:
-                count -= left.pop(0).nbytes
-            if left:
-                left[0] = left[0][count:]
-        return position
-
-    def _cut_to(self, end: int) -> None:
-        """Truncate the file to remove a partly written record."""
-        self._end = end
-        try:
+        with open(self._file, "rb", closefd=False) as file:
+            beginning = file.readline(len(_HEADER))
+            if not _HEADER.startswith(beginning):
+                raise ConfigError(f"{self.path} is not a journal of results, and stays as it is. Name another file.")
+            if beginning != _HEADER:
+                return self._write((_HEADER,), 0)
+            end = file.tell()
+            while (line := file.readline()).endswith(b"\n"):
+                checksum, _, head = line[:-1].partition(b" ")
+                if checksum != b"%08x" % zlib.crc32(head):
+                    raise JournalError(
+                        f"The journal {self.path} is damaged after {len(self)} results, at byte {end}. To go on with "
+                        f"these alone: truncate -s {end} {self.path}"
+                    )
+                fields = json.loads(head)
+                record = _Record(file.tell(), fields.pop("sizes"), fields.pop("digest"))
+                if record.start + sum(record.sizes) > size:
+                    break
+                end = file.seek(sum(record.sizes), os.SEEK_CUR)
+                self._records[ResultKey(**fields)] = record
+        if end < size:
             os.ftruncate(self._file, end)
-        except OSError:
-            pass  # the disk may refuse this as it refused the record; the next writer truncates it
+        return end
 
-    def _sync(self, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if self._dirty and (at_once or now - self._synced >= _SYNC_S):
-            if sys.platform == "darwin":
-                os.fsync(self._file)
-            else:
-                os.fdatasync(self._file)
-            self._synced, self._dirty = now, False
+    def _write(self, parts: Iterable[Buffer], position: int) -> int:
+        """Write buffers at a position, and return the position after them."""
+        for part in parts:
+            left = memoryview(part).cast("B")
+            while left:
+                count = os.pwrite(self._file, left, position)
+                position, left = position + count, left[count:]
+        return position
 
     def _problem(self, done: str, error: OSError) -> JournalError:
         kept = f" What it holds ({len(self)} results) is kept, and found when the program runs again." * bool(self)
         return JournalError(f"The journal {self.path} could not be {done}: {error.strerror or error}.{kept}")
 
-    def _checksum(self, data: bytes = b"") -> hashlib.blake2b:
-        return hashlib.blake2b(data, digest_size=_SUM, key=self._salt)
+
+def _digest(parts: Iterable[Buffer]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
