@@ -313,7 +313,7 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
         outcome = _Outcome(found, state, place, values, files, losses)
         (_say_json if as_json else _say)(outcome, printer)
         if into is not None:
-            _fetch(outcome, into, printer)
+            _fetch(outcome, into)
             if as_json:
                 printer.event("fetched", path=str(into))
             else:
@@ -326,7 +326,7 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
     if found.place.is_here or not found.is_known_here or state.phase != "ended":
         return found.place
     total = size_there(found.place, found.record.id, losses)
-    with Transfer(f"fetching results of {found.record.id}", total, printer.note) as transfer:
+    with Transfer(f"fetching results of {found.record.id}", total) as transfer:
         place = collect(found.place, found.facts, losses, transfer.advance)
     if found.record.rented is not None:
         give_back(found.record, found.record.rented, printer)
@@ -351,9 +351,9 @@ def _suffix(value: FileFacts) -> str:
     return suffix if suffix in SUFFIXES and not value.path.startswith(".") else ""
 
 
-def _fetch(outcome: _Outcome, into: Path, printer: Printer) -> None:
+def _fetch(outcome: _Outcome, into: Path) -> None:
     total = sum(each.size for each in (*outcome.values, *outcome.files))
-    with Transfer(f"fetching results of {outcome.run}", total, printer.note) as transfer:
+    with Transfer(f"fetching results of {outcome.run}", total) as transfer:
         for folder in ("saved", "files"):
             fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, transfer.advance)
 

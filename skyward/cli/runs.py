@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from skyward.builder.events import readable
 from skyward.errors import ConfigError
 from skyward.model.ssh import SshHost
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUIET_S = 1.0  # no bar is shown for transfers that finish sooner
-_LINE_S, _BAR_S = 5.0, 0.1  # interval between two lines, or two updates of a bar
 
 
 def key_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -114,16 +112,15 @@ class Printer:
 
 
 class Transfer:
-    """Progress of a transfer, shown once it takes longer: as a bar on a terminal, else as a line every few seconds.
+    """Progress of a transfer, shown as a bar on a terminal once it takes longer.
 
     Attributes:
         total: total number of bytes; 0 while unknown.
     """
 
-    def __init__(self, what: str, total: int = 0, note: Callable[[str], None] | None = None) -> None:
+    def __init__(self, what: str, total: int = 0) -> None:
         self.total = total
-        self._what, self._note = what, note or (lambda text: click.echo(f"skyward: {text}", err=True))
-        self._done, self._due = 0, time.monotonic() + (_QUIET_S if sys.stderr.isatty() else _LINE_S)
+        self._what, self._done, self._due = what, 0, time.monotonic() + _QUIET_S
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -136,18 +133,13 @@ class Transfer:
     def advance(self, count: int) -> None:
         """Count bytes that have been transferred, and update the display."""
         self._done += count
-        now, on_terminal = time.monotonic(), sys.stderr.isatty()
-        if now < self._due:
-            return
-        self._due = now + (_BAR_S if on_terminal else _LINE_S)
-        done = min(self._done, self.total or self._done)  # a stream has more bytes than its files
-        if not on_terminal:
-            self._note(f"{self._what}: {readable(done)} of {readable(self.total)}")
+        if time.monotonic() < self._due or not sys.stderr.isatty():
             return
         if self._bar is None:
             self._bar = _bar()
             self._bar.add_task(f"skyward: {self._what}")
             self._bar.start()
+        done = min(self._done, self.total or self._done)  # a stream has more bytes than its files
         self._bar.update(self._bar.task_ids[0], completed=done, total=self.total or None)
 
 

@@ -180,7 +180,14 @@ def test_all_ends_detached_runs_and_no_others(
     assert sorted(rows(capsys.readouterr().out)) == ["here", "other"]
 
 
-def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> None:
+def _touch(folder: Path, days: float) -> None:
+    """Make it look as if nothing was written there for so long."""
+    written = time.time() - days * 86400
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (written, written))
+
+
+def test_old_records_are_removed(start: Start, runs: Path) -> None:
     """Those that have ended: too old ones, then the oldest until the rest is small enough."""
     for name in ("old", "large", "recent"):
         start(name).wait()
@@ -188,37 +195,31 @@ def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> 
     start("running", 10_000, 0.1)
     journal.extend(runs / "large" / "output", ({"text": "x" * 300_000},), 1 << 30)
     for name, days in (("old", 40.0), ("large", 3.0), ("killed", 2.0), ("running", 40.0)):
-        written = time.time() - days * 86400
-        for folder, _, files in os.walk(runs / name):
-            for path in (Path(folder), *(Path(folder, file) for file in files)):
-                os.utime(path, (written, written))
+        _touch(runs / name, days)
 
-    prune()
-    assert sorted(path.name for path in runs.iterdir()) == ["killed", "large", "recent", "running"]
-    prune(kept_bytes=200_000)
-    assert sorted(path.name for path in runs.iterdir()) == ["killed", "recent", "running"]
-    prune(kept_bytes=0)
-    assert [path.name for path in runs.iterdir()] == ["running"]
+    for kept_bytes, left in (
+        (10**9, "killed large recent running"),
+        (200_000, "killed recent running"),
+        (0, "running"),
+    ):
+        prune(kept_bytes=kept_bytes)
+        assert sorted(path.name for path in runs.iterdir()) == left.split()
 
 
 @pytest.mark.parametrize("by", ["pools", "skyward run"])
 def test_old_records_are_looked_for_once_a_day(by: str, start: Start, runs: Path, tmp_path: Path) -> None:
     """There may be a thousand."""
-    program = tmp_path / "program.py"
-    program.touch()
+    (tmp_path / "program.py").touch()
 
     def look() -> None:
         if by == "pools":
             prune_at_times()
         else:
-            subprocess.run([sys.executable, "-m", "skyward", "run", program], check=True)
+            subprocess.run([sys.executable, "-m", "skyward", "run", tmp_path / "program.py"], check=True)
 
     start("old").wait()
     look()
-    for folder, _, files in os.walk(runs / "old"):
-        for path in (Path(folder), *(Path(folder, file) for file in files)):
-            os.utime(path, (1, 1))
-
+    _touch(runs / "old", 40.0)
     look()
     assert (runs / "old").is_dir()
     os.utime(runs.parent / "pruned", (1, 1))
