@@ -37,6 +37,7 @@ from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
 from skyward.model.resource import PoolStats
 from skyward.model.spec import Accelerator, Nodes, Volume, Worker
+from skyward.providers.at import places_of
 from skyward.providers.base import PoolRequest, Provider
 from skyward.records.pools import PoolRecord
 from skyward.runtime.active_pool import enter_target
@@ -259,7 +260,8 @@ class ComputePool(Facts, CallsOnly):
         )
         masks = Masks(value for _, value in settings.secrets)
         self._record = record = PoolRecord(self.id, progress.tell, masks.conceal, settings.name)
-        record.event("opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks))
+        at = places_of(settings.provider)
+        record.event("opening", provider=settings.provider.name, at=at, nodes=count, ranks=len(self._ranks))
         tell = record.telling(progress.tell)
         self._checkpoints = Checkpoints(settings.checkpoints)
         workers = count * settings.worker.processes

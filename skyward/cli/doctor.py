@@ -13,16 +13,15 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from skyward.cli.output import show_table
-from skyward.cli.places import slurm_option, ssh_option
-from skyward.cli.runs import key_options
-from skyward.errors import SkywardError
-from skyward.providers import SSH
+from skyward.cli.places import at_option
+from skyward.errors import ConfigError, SkywardError
+from skyward.providers import SSH, Slurm
+from skyward.providers.at import provider_at
 from skyward.ssh.connection import client_version
 from skyward.ssh.preflight import HEADINGS, Finding, HostReport, as_row, local_host_report, table
 
@@ -31,30 +30,26 @@ _HERE = "this machine"
 
 
 @click.command()
-@ssh_option
-@slurm_option
-@key_options
+@at_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per host.")
-def command(
-    hosts: tuple[str, ...],
-    logins: tuple[str, ...],
-    key: Path | None,
-    known_hosts: Path | None,
-    as_json: bool,
-) -> int:
+def command(at: tuple[str, ...], as_json: bool) -> int:
     """Show whether hosts can run nodes, and why others cannot.
 
-    Looks at the Docker engine here and at the machines named with --ssh, all at once, and changes nothing on any. Of
+    Looks at the Docker engine here and at the machines named with --at, all at once, and changes nothing on any. Of
     Slurm clusters it says how images can run there (image_mode=), and makes the folder that pools use. Exit status 6
     if something is wrong.
     """
-    remote = SSH(*hosts, key=key, known_hosts=known_hosts) if hosts else None
-    with ThreadPoolExecutor(1) as threads:
+    found = [provider_at(each) for each in at]
+    hosts = [each for each in found if isinstance(each, SSH)]
+    logins = [each for each in found if isinstance(each, Slurm)]
+    if len(hosts) + len(logins) != len(at):
+        raise ConfigError(f"skyward doctor looks at machines and clusters, ssh://host or slurm://login; found {at}.")
+    with ThreadPoolExecutor(1 + len(hosts)) as threads:
         here = threads.submit(local_host_report, _HERE)
-        there = remote.host_reports() if remote else ()
-    client = client_version() if remote else None
+        there = [report for answer in threads.map(SSH.host_reports, hosts) for report in answer]
+    client = client_version() if hosts else None
     reports = [here.result(), *(replace(report, ssh=client) for report in there)]
-    clusters = [_cluster_report(login, key, known_hosts) for login in logins]
+    clusters = [_cluster_report(each) for each in logins]
     if as_json:
         for document in (*(report.document for report in reports), *clusters):
             click.echo(json.dumps(document))
@@ -66,12 +61,10 @@ def command(
     return 0 if is_well else UNHEALTHY
 
 
-def _cluster_report(login: str, key: Path | None, known_hosts: Path | None) -> Mapping[str, Any]:
+def _cluster_report(provider: Slurm) -> Mapping[str, Any]:
     """Return the report on a Slurm cluster as a JSON-compatible mapping."""
-    from skyward.providers import Slurm
     from skyward.providers.slurm.login import ask
 
-    provider = Slurm() if login == "-" else Slurm(login, key=key, known_hosts=known_hosts)
     host = provider.address.name
     try:
         with provider.connected() as connection:

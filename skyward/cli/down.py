@@ -222,7 +222,7 @@ class _Told:
         if self.as_json:
             _say("absent", pool=pool)
         else:
-            where = f" here; it is kept on {kept_at}, whose hosts --ssh names" if kept_at else ""
+            where = f" here; it is kept on {kept_at}, which --at names" if kept_at else ""
             click.echo(f"pool {pool}: nothing of it was found{where}", err=True)
 
     def failure(self, what: str, error: SkywardError, **about: str | None) -> None:

@@ -18,10 +18,10 @@ import click
 
 from skyward._pool import config
 from skyward.cli.output import say_error, show_table
-from skyward.cli.places import provider_of
 from skyward.errors import ProviderError
 from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator
+from skyward.providers.at import provider_at
 from skyward.providers.base import Offer, PoolRequest
 
 UNKNOWN = 6  # exit status if a provider offers nothing: that of provider errors
@@ -29,8 +29,8 @@ _SHOWN = 10
 
 
 @click.command()
-@click.option("--provider", "names", multiple=True, default=("AWS",), metavar="NAME[:ARGUMENT]", show_default=True,
-              help="What sky.NAME('ARGUMENT') offers, such as AWS:us-east-1; repeat it to compare.")  # fmt: skip
+@click.option("--at", "names", multiple=True, default=("aws",), metavar="PLACE", show_default=True,
+              help="What is offered there, such as aws://us-east-1; repeat it to compare.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="How many machines.")
 @click.option("--accelerator", metavar="GPU", help='GPUs of each: "A100", "A100:4".')
 @click.option("--cpu", type=float, help="CPUs that each has at least.")
@@ -75,7 +75,7 @@ def command(
     )
     found: list[tuple[str, Offer]] = []
     failures: list[tuple[str, ProviderError]] = []
-    providers = [(name, provider_of(name)) for name in names]
+    providers = [(name, provider_at(name)) for name in names]
     for _, provider in providers:
         provider.check(request)
     for name, provider in providers:

@@ -1,37 +1,46 @@
 """The pools and nodes that commands address: where to look for them, by which names, and which node is meant.
 
-This machine's providers are searched, and those in the options. Names of kept pools come from their records.
+This machine's providers are searched, those that records of this user's runs name, and those of `--at`. Names of kept
+pools come from their records.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial, wraps
-from pathlib import Path
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import click
 
-from skyward import providers
-from skyward.cli.runs import key_options
 from skyward.errors import ConfigError, EngineMissingError, ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers import SSH, Docker, Local, Provider
+from skyward.providers.at import FORMS, provider_at
 from skyward.records.kept_pool import KeptPool, PoolLock, pool_records
+from skyward.runs.place import ThisMachine
+
+_LEFT_S = 3600.0  # leases have ended the nodes of a killed program by then
+_RECORDED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A provider, and its name in lists."""
+    """A provider, and its name in lists.
+
+    Attributes:
+        is_recorded: whether records of runs name it, and not the user.
+    """
 
     name: str
     provider: Provider
+    is_recorded: bool = False
 
     def find(self) -> Sequence[Resource]:
         """Return what exists there; nothing if no Docker engine is running, because then nothing can exist.
@@ -47,86 +56,87 @@ class Place:
             raise
 
 
-_also = partial(click.option, multiple=True)
-ssh_option = _also("--ssh", "hosts", metavar="HOST", help="Also this machine, as sky.SSH() names it.")
-_LOGIN_HELP = "Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine."
-slurm_option = _also("--slurm", "logins", metavar="LOGIN", help=_LOGIN_HELP)
-_CONTEXT_HELP = "Also the cluster of this context of the kubeconfig; - for the current one."
-_NAMED_HELP = "Also what sky.providers.NAME('ARGUMENT') finds: a provider of an installed package."
+at_option = click.option("--at", "at", multiple=True, metavar="PLACE", help=f"Also there: {FORMS}.")
 
 
 def place_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that name places; the command receives them as `places`."""
+    """Add the option that names places; the command receives all places to look at as `places`."""
 
-    @ssh_option
-    @key_options
-    @_also("--aws", "regions", metavar="REGION", help="Also this region of AWS.")
-    @_also("--gcp", "google", metavar="REGION", help="Also this region of Google Cloud.")
-    @slurm_option
-    @_also("--kubernetes", "contexts", metavar="CONTEXT", help=_CONTEXT_HELP)
-    @click.option("--namespace", metavar="NAME", help="In clusters of --kubernetes; else that of the context.")
-    @_also("--provider", "named", metavar="NAME[:ARGUMENT]", help=_NAMED_HELP)
+    @at_option
     @wraps(command)
-    def with_places(
-        *args: Any,
-        hosts: tuple[str, ...],
-        key: Path | None,
-        known_hosts: Path | None,
-        regions: tuple[str, ...],
-        google: tuple[str, ...],
-        logins: tuple[str, ...],
-        contexts: tuple[str, ...],
-        namespace: str | None,
-        named: tuple[str, ...],
-        **more: Any,
-    ) -> int:
-        remote = [SSH(host, key=key, known_hosts=known_hosts) for host in hosts]
+    def with_places(*args: Any, at: tuple[str, ...], **more: Any) -> int:
         places = [Place("docker", Docker()), Place("local", Local())]
-        places += [Place(provider.hosts[0].name, provider) for provider in remote]
-        places += [Place(region, providers.AWS(region)) for region in regions]  # imported on first use
-        places += [Place(region, providers.GCP(region)) for region in google]
-        for each in logins:
-            slurm = providers.Slurm() if each == "-" else providers.Slurm(each, key=key, known_hosts=known_hosts)
-            places.append(Place(f"the cluster of {slurm.address.name}", slurm))
-        for each in contexts:
-            kubernetes = providers.Kubernetes(None if each == "-" else each, namespace=namespace)
-            places.append(Place(kubernetes.address.name, kubernetes))
-        places += [Place(each, provider_of(each)) for each in named]
+        places += [place_at(each) for each in at]
+        places += [replace(place_at(each), is_recorded=True) for each in recorded() if each not in at]
         return command(*args, places=places, **more)
 
     return with_places
 
 
-def provider_of(text: str) -> Provider:
-    """Return the provider named on a command line, with at most one argument.
+def place_at(text: str) -> Place:
+    """Return the place that `--at` names.
 
     Raises:
-        ConfigError: there is no such provider, or it takes other arguments.
+        ConfigError: it is not a place.
     """
-    name, colon, argument = text.partition(":")
-    try:
-        provider: Provider = providers.extensions().load(name)(*([argument] if colon else []))
-        return provider
-    except TypeError as error:
-        raise ConfigError(f"--provider {text}: sky.providers.{name} cannot be made of that: {error}.") from error
+    provider: Any = provider_at(text)
+    match provider.name:
+        case "ssh":
+            name = provider.hosts[0].name
+        case "aws" | "gcp":
+            name = provider.region or provider.name
+        case "slurm":
+            name = f"the cluster of {provider.address.name}"
+        case "kubernetes":
+            name = provider.address.name
+        case _:
+            name = text
+    return Place(name, provider)
+
+
+def recorded() -> list[str]:
+    """Return the places where pools of this user may be, according to the records of runs on this machine.
+
+    Those of runs that go on, or have ended without having recorded that in the last hour, and of pools that are kept.
+    """
+    now = time.time()
+    kept = {record.pool for _, record in pool_records() if record.until is None or record.until > now}
+    found = dict[str, None]()
+    for facts in ThisMachine().runs(ended=True):
+        may_be = facts.is_alive or (facts.end is None and now - facts.latest < _LEFT_S)
+        found |= {each: None for pool, places in facts.places.items() if may_be or pool in kept for each in places}
+    return list(found)
 
 
 def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:
-    """Return the hosts of the sky.SSH providers among places."""
-    return [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
+    """Return the hosts of the sky.SSH providers that the user named among places."""
+    named = (place.provider for place in places if not place.is_recorded)
+    return [host for provider in named if isinstance(provider, SSH) for host in provider.hosts]
 
 
 def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource] | SkywardError]]:
-    """Query all places in parallel; yield what exists at each, or the error that prevented the query."""
+    """Query all places in parallel; yield what exists at each, or the error that prevented the query.
 
-    def ask(place: Place) -> Sequence[Resource] | SkywardError:
+    Places that only records name may be unreachable by now, and are not waited for as long.
+    """
+    answers = [Future[Sequence[Resource]]() for _ in places]
+
+    def ask(place: Place, answer: Future[Sequence[Resource]]) -> None:
         try:
-            return place.find()
-        except SkywardError as error:
-            return error
+            answer.set_result(place.find())
+        except BaseException as error:
+            answer.set_exception(error)
 
-    with ThreadPoolExecutor(len(places), thread_name_prefix="skyward-ask") as threads:
-        yield from zip(places, threads.map(ask, places), strict=True)
+    for place, answer in zip(places, answers, strict=True):
+        threading.Thread(target=ask, args=(place, answer), name="skyward-ask", daemon=True).start()
+    until = time.monotonic() + _RECORDED_S
+    for place, answer in zip(places, answers, strict=True):
+        try:
+            yield place, answer.result(max(0.0, until - time.monotonic()) if place.is_recorded else None)
+        except TimeoutError:
+            yield place, ProviderError(f"There was no answer within {_RECORDED_S:g} s.")
+        except SkywardError as error:
+            yield place, error
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +192,7 @@ def _of_pool(found: Sequence[NodeTarget], pool: str, failures: Sequence[str]) ->
     if len(pools) > 1:
         raise ConfigError(f"{pool} can mean several pools: {', '.join(pools)}. Name one of them.")
     if not pools:
-        advice = (
-            "`skyward ps` shows what runs; pools elsewhere are found with --ssh, --aws, --gcp, --slurm, "
-            "--kubernetes or --provider."
-        )
+        advice = "`skyward ps` shows what runs; --at PLACE looks elsewhere."
         raise ProviderError("\n".join([f"There is no pool {pool} here. {advice}", *failures]))
     return chosen
 
@@ -201,7 +208,7 @@ def _choose(found: Sequence[NodeTarget], wanted: str | None) -> NodeTarget:
         raise ConfigError(f"Nodes of {pool} have no numbers; name one: {names}.")
     if wanted is None:
         wanted = str(numbers[0]) if numbers else "0"
-    # if two places list a node, prefer the one named by an option
+    # if two places list a node, prefer the one that is not this machine
     for each in reversed(running):
         if wanted in (each.node["name"], str(each.node["node"])):
             return each

@@ -7,15 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from skyward.errors import ConfigError
-from skyward.model.ssh import SshHost
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,23 +23,19 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUIET_S = 1.0  # no bar is shown for transfers that finish sooner
 
 
-def key_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options for SSH files; the command receives them as `key` and `known_hosts`."""
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    known_hosts = click.option("--known-hosts", type=file, help="The only host keys to trust for SSH.")
-    return click.option("--key", type=file, help="Private key for SSH.")(known_hosts(command))
-
-
 def host_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options for machines where runs may be; the command receives them as `hosts`."""
+    """Add the option for machines where runs may be; the command receives them as `hosts`."""
 
-    @click.option("--host", "--ssh", "names", multiple=True, metavar="HOST", help="Look at this machine: user@host.")
-    @key_options
+    @click.option("--at", multiple=True, metavar="PLACE", help="Also on this machine: ssh://user@host.")
     @wraps(command)
-    def with_hosts(*args: Any, names: tuple[str, ...], key: Path | None, known_hosts: Path | None, **more: Any) -> int:
-        own_key, known = (None if path is None else str(path.absolute()) for path in (key, known_hosts))
-        addresses = (name if "://" in name else f"ssh://{name}" for name in names)
-        hosts = [replace(SshHost.parse(address), key=own_key, known_hosts=known) for address in addresses]
+    def with_hosts(*args: Any, at: tuple[str, ...], **more: Any) -> int:
+        from skyward.providers import SSH
+        from skyward.providers.at import provider_at
+
+        found = [provider_at(each) for each in at]
+        hosts = [host for each in found if isinstance(each, SSH) for host in each.hosts]
+        if len(hosts) != len(at):
+            raise ConfigError(f"Runs are looked for on machines, as --at ssh://user@host; found {' '.join(at)}.")
         return command(*args, hosts=hosts, **more)
 
     return with_hosts
@@ -71,7 +64,7 @@ def duration_text(seconds: float) -> str:
 
 def called(found: FoundRun, command: str) -> str:
     """Return how to call a command on a run from here."""
-    where = "" if found.is_known_here else f" --host {found.place.name}"
+    where = "" if found.is_known_here else f" --at ssh://{found.place.name}"
     return f"`skyward {command} {found.record.id}{where}`"
 
 

@@ -130,6 +130,8 @@ class RunFacts:
         calls: the latest numbers of its pools' calls, by the names in COUNTS.
         is_collected: whether the record here has everything of a run on another machine.
         is_alive: whether a process still writes the record; None if that is unknown.
+        places: where the nodes of each of its pools are, by identifier, as `--at` of commands takes it.
+        latest: when its latest line was written.
         damaged: number of lines that could not be read.
     """
 
@@ -140,6 +142,8 @@ class RunFacts:
     is_collected: bool = False
     is_alive: bool | None = None
     damaged: int = 0
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    latest: float = 0.0
 
     @classmethod
     def parse(cls, text: bytes, *, is_alive: bool | None = None) -> Self | None:
@@ -171,6 +175,8 @@ class RunFacts:
             any(entry.get("event") == "collected" for entry in entries),
             is_alive,
             sum(bool(line) for line in text.split(b"\n")[:-1]) - len(entries),
+            {str(entry.get("pool")): entry["at"] for entry in entries if entry.get("at")},
+            float(entries[-1].get("t", record.started)),
         )
 
     @classmethod

@@ -60,7 +60,7 @@ def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
     looked = " and ".join(["This machine", *(host.name for host in hosts)])
     raise RunNotFoundError(
         f"{looked} {'have' if hosts else 'has'} no record of a run {name}. `skyward ps --all` shows the runs that are "
-        "known here; one that another machine has started is found on the machine of its driver: --host user@host."
+        "known here; one that another machine has started is found on the machine of its driver: --at ssh://user@host."
     )
 
 

@@ -93,9 +93,9 @@ def test_a_run_on_hosts_is_attached_to_from_another_machine(
 ) -> None:
     """From another network, without a record of it there: 400 lines once each, in order per call, and all results."""
     facts = json.loads(stand.hosts_file.read_text())
-    files = {"--key": facts["key"], "--known-hosts": facts["known_hosts"]}
+    files = f"key={facts['key']}&known_hosts={facts['known_hosts']}"
     run = detached(f"sky.SSH(*{facts['hosts'][:2]}, key={facts['key']!r}, known_hosts={facts['known_hosts']!r})")
-    where = ["--host", facts["hosts"][0], *(word for pair in files.items() for word in pair)]
+    where = ["--at", f"ssh://{facts['hosts'][0]}?{files}"]
     elsewhere = ["ip", "netns", "exec", stand.host(3).namespace, "env", f"XDG_STATE_HOME={tmp_path}/elsewhere"]
 
     lines = [line.partition("] ")[2] for line in done_there(elsewhere, "attach", run, *where).splitlines()]

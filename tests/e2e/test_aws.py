@@ -301,12 +301,12 @@ def test_a_spot_notice_drains_the_machine_and_replaces_it(cloud: Cloud, caplog: 
 def test_ps_and_down_see_a_pool_from_another_process(cloud: Cloud) -> None:
     """By tags alone."""
     with pool_on() as pool:
-        command = [sys.executable, "-m", "skyward"]
-        shown = subprocess.run([*command, "ps", "--aws", REGION], capture_output=True, text=True, check=True).stdout
+        command, at = [sys.executable, "-m", "skyward"], f"--at=aws://{REGION}"
+        shown = subprocess.run([*command, "ps", at], capture_output=True, text=True, check=True).stdout
         (machine,) = cloud.running()
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and machine.id in line)
         assert (row[:4], row[-2]) == ([pool.id, "0", REGION, "running"], "0.031")  # USD per hour
-        down = subprocess.run([*command, "down", pool.id, "--aws", REGION], capture_output=True, text=True, check=True)
+        down = subprocess.run([*command, "down", pool.id, at], capture_output=True, text=True, check=True)
         assert f"pool {pool.id}: 1 node ended at {REGION}" in down.stdout
         assert left(cloud) == []
 

@@ -68,7 +68,7 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
         assert google.api.instances[name]["scheduling"]["maxRunDuration"]["seconds"] == str(
             round(1 / 0.024 * 3600) + 10
         )
-        command = [sys.executable, "-m", "skyward", "ps", "--gcp", REGION]
+        command = [sys.executable, "-m", "skyward", "ps", "--at", f"gcp://{REGION}"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and name in line)
         assert (row[:4], row[5]) == ([pool.id, "0", REGION, "running"], f"{ZONES[1]}/{name}")
@@ -90,7 +90,7 @@ def test_a_machine_that_google_has_taken_is_replaced(google: Google) -> None:
         google.power_off(name)
         wait_until(lambda: len(google.machines) == 1, 60)
         wait_until(lambda: _runs_on(pool, "stand1"), 60)
-        command = [sys.executable, "-m", "skyward", "down", pool.id, "--gcp", REGION]
+        command = [sys.executable, "-m", "skyward", "down", pool.id, "--at", f"gcp://{REGION}"]
         down = subprocess.run(command, capture_output=True, text=True, check=True)
         assert f"pool {pool.id}: 1 node ended at {REGION}" in down.stdout
         assert google.left() == []

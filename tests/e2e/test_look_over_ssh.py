@@ -46,7 +46,7 @@ def words(site: Site, server: Server, monkeypatch: pytest.MonkeyPatch, pool: sky
     """What says where it is, to a process that finds no engine here."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///dev/null/none/docker.sock")
     host = f"{getpass.getuser()}@127.0.0.1:{server.port}"
-    return ["--ssh", host, "--key", site.key, "--known-hosts", str(site.folder / "known")]
+    return ["--at", f"ssh://{host}?key={site.key}&known_hosts={site.folder / 'known'}"]
 
 
 def run(*given: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

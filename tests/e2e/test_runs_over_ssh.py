@@ -203,17 +203,17 @@ def descendants(pid: int) -> list[int]:
 def test_the_commands_find_a_run_on_a_machine_that_is_named(
     site: Site, server: Server, there: Path, start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By --host; without it they say that it is not known here."""
+    """By --at; without it they say that it is not known here."""
     start("train", 5).wait()
-    where = ["--host", f"{os.environ.get('USER') or site.host(server, '').user}@127.0.0.1:{server.port}"]
-    trust = ["--key", site.key, "--known-hosts", site.known(server)]
+    user = os.environ.get("USER") or site.host(server, "").user
+    at = f"--at=ssh://{user}@127.0.0.1:{server.port}?key={site.key}&known_hosts={site.known(server)}"
 
     assert main(["attach", "train"]) == 2
-    assert "--host user@host" in capfd.readouterr().err
-    assert main(["attach", "train", "--json", *where, *trust]) == 0
+    assert "--at ssh://user@host" in capfd.readouterr().err
+    assert main(["attach", "train", "--json", at]) == 0
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [each["text"] for each in told[:-1]] == [f"line {n}\n" for n in range(5)]
-    assert main(["logs", "train", *where, *trust]) == 0
+    assert main(["logs", "train", at]) == 0
     assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
 
 

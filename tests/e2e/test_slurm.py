@@ -35,7 +35,7 @@ def test_a_pool(
     """An ordinary user's, with GPUs; large data pass; no secret is where others can read; `skyward ps` and `down`."""
     image = sky.Image(pip=["six"], env={"COLOUR": "blue"})
     facts = cluster.facts
-    where_ = ["--slurm", facts["login"], "--key", facts["key"], "--known-hosts", facts["known_hosts"]]
+    where_ = ["--at", f"slurm://{facts['login']}?key={facts['key']}&known_hosts={facts['known_hosts']}"]
     shape: dict[str, Any] = {"nodes": 2, "accelerator": "A100", "memory_gb": 2}
     with sky.ComputePool(slurm(), image=image, display="quiet", **shape) as pool:
         assert {uid for _, uid in where() @ pool} == {20001}
@@ -208,12 +208,12 @@ def test_on_the_login_node(cluster: Cluster) -> None:
 def test_what_a_cluster_can_do(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """`skyward doctor` says how images can run there, and which partitions there are."""
     facts = cluster.facts
-    keys = ["--key", facts["key"], "--known-hosts", facts["known_hosts"]]
-    main(["doctor", "--slurm", facts["login"], *keys, "--json"])
+    at = f"slurm://{facts['login']}?key={facts['key']}&known_hosts={facts['known_hosts']}"
+    main(["doctor", "--at", at, "--json"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["partitions"], found["findings"]) == (["main", "pairs"], [])
     assert found["image_modes"]["venv"] == ""
-    assert main(["doctor", "--slurm", facts["login"], *keys]) == 0
+    assert main(["doctor", "--at", at]) == 0
     assert f"Slurm {found['slurm']} of {facts['login']}, partitions main, pairs" in capsys.readouterr().out
 
 
@@ -242,7 +242,7 @@ def home(cluster: Cluster) -> Iterator[Path]:
 def test_a_talkative_login_node(slurm: Make, cluster: Cluster, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What shell files and wrapped commands print is no answer; a failing squeue is asked again, also at the end."""
     facts = cluster.facts
-    way = ["--slurm", facts["login"], "--key", facts["key"], "--known-hosts", facts["known_hosts"]]
+    way = ["--at", f"slurm://{facts['login']}?key={facts['key']}&known_hosts={facts['known_hosts']}"]
     blocking = block(cluster, 2)
     broken, printed = home / "broken", []
 

@@ -381,8 +381,8 @@ def test_a_host_that_cannot_reach_the_registry_is_named(
 
 def test_ps_and_down_find_pools_by_label_alone(ssh: Make, stand: Stand) -> None:
     """From another process, knowing the hosts and nothing else: listed, ended, gone; an unknown pool is said to be."""
-    options = ["--key", str(stand.key), "--known-hosts", str(stand.known_hosts)]
-    options += [word for host in stand.hosts[:2] for word in ("--ssh", host.login)]
+    files = f"key={stand.key}&known_hosts={stand.known_hosts}"
+    options = [f"--at=ssh://{host.login}?{files}" for host in stand.hosts[:2]]
 
     def skyward(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "skyward", *words, *options]

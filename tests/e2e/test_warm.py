@@ -373,7 +373,7 @@ def test_over_ssh(run: Run, site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     assert agents(third) == agents(first)[:1]
     assert is_untouched(third["found"])
     pools = Path.home() / ".cache" / "skyward" / "pools"
-    assert main(["down", "warm", "--ssh", host, "--key", site.key, "--known-hosts", known]) == 0
+    assert main(["down", "warm", "--at", f"ssh://{host}?key={site.key}&known_hosts={known}"]) == 0
     assert not pool_folder("warm").exists()
     last = run("four", nodes=1, keep=1, provider=provider).ends()
     assert last["pool"] != first["pool"]

@@ -253,7 +253,7 @@ class ClusterFacts:
         if missing := self.modes[mode]:
             raise ProviderError(
                 f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
-                "~/.profile is not), or choose another image_mode; `skyward doctor --slurm LOGIN` says which there are."
+                "~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
             )
 
     def partition(self, name: str | None) -> Partition:

@@ -39,11 +39,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PoolRequest]:
 
 
 def test_offers_are_shown_in_the_order_of_a_pool(asked: list[PoolRequest], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["offers", "--accelerator", "A10G", "--nodes", "4", "--provider", "AWS:us-east-1"]) == 0
+    assert main(["offers", "--accelerator", "A10G", "--nodes", "4", "--at", "aws://us-east-1"]) == 0
 
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["PROVIDER", "MACHINES", "MARKET", "ZONE", "USD/HOUR", "USD/DAY"]
-    assert rows[1] == ["AWS:us-east-1", "4", "x", "g5.xlarge", "spot", "us-east-1b", "1.640", "39.36"]
+    assert rows[1] == ["aws://us-east-1", "4", "x", "g5.xlarge", "spot", "us-east-1b", "1.640", "39.36"]
     assert [row[3] for row in rows[1:]] == ["g5.xlarge", "g5.2xlarge", "g5.xlarge"]
     (request,) = asked
     assert request.accelerator is not None
@@ -51,13 +51,13 @@ def test_offers_are_shown_in_the_order_of_a_pool(asked: list[PoolRequest], capsy
 
 
 def test_programs_get_lines_of_json(asked: list[PoolRequest], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["offers", "--accelerator", "A10G", "--nodes", "2", "--provider", "AWS:us-east-1", "--json"]
+    words = ["offers", "--accelerator", "A10G", "--nodes", "2", "--at", "aws://us-east-1", "--json"]
     assert main([*words, "--allocation", "on-demand", "--budget", "5.03"]) == 0
 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {
         "event": "offer",
-        "provider": "AWS:us-east-1",
+        "provider": "aws://us-east-1",
         "text": "2 x g5.xlarge (on-demand) in us-east-1a for 2.012 USD per hour",
         "nodes": 2,
         "machine": "g5.xlarge",
@@ -70,7 +70,7 @@ def test_programs_get_lines_of_json(asked: list[PoolRequest], capsys: pytest.Cap
 
 
 def test_the_limits_of_a_pool_hold(asked: list[PoolRequest], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["offers", "--accelerator", "A10G", "--provider", "AWS:us-east-1"]
+    words = ["offers", "--accelerator", "A10G", "--at", "aws://us-east-1"]
     assert main([*words, "--max-hourly-cost", "0.45", "--budget", "1"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
@@ -87,10 +87,10 @@ def test_a_provider_without_offers_is_named_and_the_others_are_shown(
     asked: list[PoolRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What rents nothing costs nothing."""
-    assert main(["offers", "--provider", "AWS:us-east-1", "--provider", "Local"]) == 6
+    assert main(["offers", "--at", "aws://us-east-1", "--at", "Local"]) == 6
 
     said = capsys.readouterr()
-    assert said.err == "AWS:us-east-1: us-east-1 has no such machine.\n"
+    assert said.err == "aws://us-east-1: us-east-1 has no such machine.\n"
     assert said.out.splitlines()[1].split() == [
         *("Local", "machines", "of", "local,", "which", "are", "not", "rented"),
         *("0.000", "0.00"),
@@ -98,6 +98,6 @@ def test_a_provider_without_offers_is_named_and_the_others_are_shown(
 
 
 def test_rental_parameters_are_for_what_rents(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["offers", "--provider", "Local", "--budget", "3"]) == 2
+    assert main(["offers", "--at", "Local", "--budget", "3"]) == 2
     assert "budget= is for providers of rented machines" in capsys.readouterr().err
-    assert main(["offers", "--provider", "nowhere"]) == 2
+    assert main(["offers", "--at", "nowhere"]) == 2

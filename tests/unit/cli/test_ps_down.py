@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Docker engine, which is no error: then nothing can run on one."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setattr("skyward.cli.places.recorded", list)
 
 
 def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +49,7 @@ def test_a_library_that_a_place_takes_and_that_is_missing_is_named(
 ) -> None:
     """The other places are shown."""
     monkeypatch.setattr("skyward.providers.cloud.provider.find_spec", lambda _: None)
-    assert main(["ps", "--aws", "us-east-1"]) == 6
+    assert main(["ps", "--at", "aws://us-east-1"]) == 6
     assert "us-east-1 cannot be asked: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
 
 
@@ -101,7 +102,7 @@ def test_an_empty_name_is_refused(words: list[str], capsys: pytest.CaptureFixtur
 def test_a_host_that_cannot_be_asked_is_named_and_the_rest_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 6; what is known is listed all the same."""
     with sky.ComputePool(sky.Local(), display="quiet") as pool:
-        assert main(["ps", "--ssh", "no-such-host.invalid"]) == 6
+        assert main(["ps", "--at", "ssh://no-such-host.invalid"]) == 6
     said = capsys.readouterr()
     assert pool.id in said.out
     assert "skyward: no-such-host.invalid cannot be asked: 1 of 1 hosts cannot be used" in said.err
@@ -109,7 +110,7 @@ def test_a_host_that_cannot_be_asked_is_named_and_the_rest_is_shown(capsys: pyte
 
 def test_a_host_that_cannot_be_asked_is_an_error_of_down(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody may take it for ended."""
-    assert main(["down", "deadbeef", "--ssh", "no-such-host.invalid"]) == 6
+    assert main(["down", "deadbeef", "--at", "ssh://no-such-host.invalid"]) == 6
     assert "What was left may still run:" in capsys.readouterr().err
 
 
@@ -134,7 +135,7 @@ def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("command", [["ps"], ["down", "deadbeef"]])
 def test_a_place_that_cannot_be_asked_is_an_event_too(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Who reads the output alone learns of it."""
-    assert main([*command, "--json", "--ssh", "no-such-host.invalid"]) == 6
+    assert main([*command, "--json", "--at", "ssh://no-such-host.invalid"]) == 6
     (told,) = (each for each in events(capsys.readouterr().out) if each["event"] == "error")
     assert (told["where"], told["kind"]) == ("no-such-host.invalid", "ProviderError")
     assert "1 of 1 hosts cannot be used" in told["message"]
@@ -152,7 +153,7 @@ def test_what_is_rented_is_shown_with_its_cost(
         {**machine, "node": -1, "name": "sg-1"},
     ]
     monkeypatch.setattr(sky.AWS, "find", lambda _: found)
-    assert main(["ps", "--aws", "us-east-1"]) == 0
+    assert main(["ps", "--at", "aws://us-east-1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][-2:] == ["USD/HOUR", "USD"]
     assert [[row[5], *row[-2:]] for row in rows if row[:1] == ["1a2b3c4d"]] == [

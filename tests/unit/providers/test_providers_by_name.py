@@ -89,17 +89,17 @@ def test_an_unknown_name_offers_close_ones(shelf: Path) -> None:
 def test_the_command_line_finds_and_ends_its_pools(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`skyward ps` and `skyward down` take the name and one argument."""
     monkeypatch.setattr(sky.Docker, "find", lambda _: [])
-    option = f"--provider=shelf:{shelf}"
+    option = f"--at=shelf://{shelf}"
     listed = CliRunner().invoke(ps.command, ["--json", option], standalone_mode=False)
     (line,) = [json.loads(line) for line in listed.stdout.splitlines() if "1a2b3c4d" in line]
-    assert (line["event"], line["where"], line["state"]) == ("node", f"shelf:{shelf}", "there")
+    assert (line["event"], line["where"], line["state"]) == ("node", f"shelf://{shelf}", "there")
     ended = CliRunner().invoke(down.command, ["1a2b3c4d", option], standalone_mode=False)
-    assert f"pool 1a2b3c4d: 1 node ended at shelf:{shelf}" in ended.stdout
+    assert f"pool 1a2b3c4d: 1 node ended at shelf://{shelf}" in ended.stdout
     assert list(shelf.iterdir()) == []
 
 
 def test_arguments_that_it_does_not_take_are_refused(shelf: Path) -> None:
     """With what was written, before anything is asked."""
-    asked = CliRunner().invoke(ps.command, ["--provider=shelf"], standalone_mode=False)
+    asked = CliRunner().invoke(ps.command, ["--at=shelf"], standalone_mode=False)
     assert isinstance(asked.exception, ConfigError)
-    assert "--provider shelf: sky.providers.shelf cannot be made of that" in str(asked.exception)
+    assert "--at shelf: this is not a place" in str(asked.exception)

@@ -193,7 +193,7 @@ def test_ways_to_run_images() -> None:
     facts = facts_in("\n".join(lines), "login", "~")
     assert facts.modes["apptainer"] == "there is no Apptainer on login"
     assert facts.modes["venv"].startswith("/usr/bin/python3.11 on login has no venv module")
-    with pytest.raises(ProviderError, match="skyward doctor --slurm"):
+    with pytest.raises(ProviderError, match="skyward doctor --at slurm"):
         facts.check_mode("apptainer")
 
 
