@@ -83,6 +83,22 @@ class NodeAccess(ABC):
         self._close()
 
 
+def exec_command(engine: EngineAddress, container: str, words: Sequence[str], *, terminal: bool = False) -> list[str]:
+    """Return the `docker exec`, or where there is no docker command, the `podman exec`, of a program in a container.
+
+    Raises:
+        ProviderError: this machine has neither command.
+    """
+    if shutil.which("docker"):
+        client = ["docker", "--host"]
+    elif shutil.which("podman"):
+        client = ["podman", "--url"]
+    else:
+        raise ProviderError("Programs in containers are started by the docker or podman command; install one here.")
+    streams = ["-it", _DETACH_KEYS] if terminal else ["-i"]
+    return [*client, engine.socket_url, "exec", *streams, container, *words]
+
+
 class ContainerAccess(NodeAccess):
     """Access to a container, by the docker or podman command of this machine and the engine that runs it.
 
@@ -105,14 +121,8 @@ class ContainerAccess(NodeAccess):
 
     def command(self, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
         """Return the `docker exec`, or where there is no docker command, the `podman exec`."""
-        if shutil.which("docker"):
-            client = ["docker", "--host"]
-        elif shutil.which("podman"):
-            client = ["podman", "--url"]
-        else:
-            raise ProviderError("Programs in containers are started by the docker or podman command; install one here.")
-        streams = ["-it", _DETACH_KEYS] if terminal else ["-i"]
-        return [*client, self._engine.socket_url, "exec", *streams, self._id, COMMAND[0], *SESSION, *arguments]
+        words = (COMMAND[0], *SESSION, *arguments)
+        return exec_command(self._engine, self._id, words, terminal=terminal)
 
     def loss_reason(self) -> str:
         """Return whether the container, the engine or its machine is lost, to complete "Node 1 ..."; "" if not."""

@@ -21,8 +21,9 @@ from typing import Any
 
 from skyward.engine import Engine, EngineAddress, find_engine
 from skyward.engine.address import check_alive
-from skyward.engine.connection import Execution
+from skyward.engine.connection import runs
 from skyward.errors import EngineMissingError, ProviderError
+from skyward.nodes.access import exec_command
 from skyward.nodes.container import COMMAND, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.runner.entry.standby import EXIT_TAKEN, GREETING
@@ -241,6 +242,58 @@ def _standby(container: Mapping[str, Any]) -> Standby:
 # containers as nodes -------------------------------------------------------------------------------------------------
 
 
+class Execution:
+    """A program that `docker exec` runs in a container until its input is closed, unless it ends on its own.
+
+    Args:
+        engine: the engine.
+        container: id of a running container.
+        words: the program and its arguments.
+        errors: whether its standard error is part of its output.
+
+    Attributes:
+        socket: its standard streams.
+
+    Raises:
+        ProviderError: this machine has no docker command.
+    """
+
+    def __init__(self, engine: EngineAddress, container: str, words: Sequence[str], *, errors: bool = True) -> None:
+        command = exec_command(engine, container, words)
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self._docker = subprocess.Popen(
+                command,
+                stdin=number,
+                stdout=number,
+                stderr=number if errors else subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the client
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program, its container or the engine has ended."""
+        return self._docker.poll() is not None
+
+    def output(self) -> Iterator[bytes]:
+        """Yield its output until it ends, or for as long as the socket's timeout."""
+        with suppress(OSError):
+            while data := self.socket.recv(_CHUNK):
+                yield data
+
+    def close(self) -> int:
+        """Close its streams, wait until it has ended, and return the exit status of `docker exec`. Idempotent."""
+        with suppress(OSError):  # closed before
+            self.socket.shutdown(socket.SHUT_RDWR)
+        try:
+            self._docker.wait(_END_S)
+        except subprocess.TimeoutExpired:  # the engine is frozen
+            self._docker.kill()
+        self.socket.close()
+        return self._docker.wait()
+
+
 class Taken:
     """A container that this client holds exclusively until its connection to it is closed.
 
@@ -256,7 +309,7 @@ class Taken:
         self.volumes: list[str] = facts.get("volumes", [])  # older runners send none, and are rejected later
 
     def give_back(self) -> None:
-        """Release the container for other clients at once."""
+        """Release the container for other clients."""
         self.execution.close()
 
 
@@ -265,20 +318,18 @@ def take(engine: EngineAddress, standby: Standby) -> Taken | None:
 
     Raises:
         ProviderError: the container does not run skyward's standby, or it does not answer.
-        EngineError: the engine refused.
     """
     execution = Execution(engine, standby.container, _TAKE)
-    execution.limit(_GREETING_S)
+    execution.socket.settimeout(_GREETING_S)
     output, said = execution.output(), b""
     for chunk in output:
         said += chunk
         if b"\n" in said and said.startswith(GREETING.encode()):
-            execution.limit(None)
+            execution.socket.settimeout(None)
             greeting, _, rest = said.partition(b"\n")
             facts = json.loads(greeting.removeprefix(GREETING.encode()))
             return Taken(standby, execution, chain([rest] if rest else (), output), facts)
-    code = execution.exit_code()
-    execution.close()
+    code = execution.close()
     if code == EXIT_TAKEN:
         return None
     words = said.decode(errors="replace").strip() or "It printed nothing."
@@ -300,9 +351,10 @@ class ComposeProcess:
     def __init__(self, engine: EngineAddress, taken: Taken, launch: Launch) -> None:
         self._engine, self._taken = engine, taken
         self._ended = threading.Event()
+        self._relays: list[Execution] = []
         self.title = f"container {taken.standby.name}"
         try:
-            taken.execution.send(json.dumps(launch.order).encode() + b"\n")
+            taken.execution.socket.sendall(json.dumps(launch.order).encode() + b"\n")
         except OSError as error:
             raise ProviderError(
                 f"Node {launch.node} of pool {launch.pool} cannot be started: its container {taken.standby.name} has "
@@ -318,48 +370,28 @@ class ComposeProcess:
 
     def dial(self, address: str) -> socket.socket:
         """Return a socket that leads, through the engine, to an address that the runner announced."""
-        standby = self._taken.standby
-        relay = Execution(self._engine, standby.container, (*_RELAY, self._taken.run_dir, address))
-        theirs, ours = socket.socketpair()
-        for copy in (_to_node, _to_client):
-            name = f"{standby.name}-{copy.__name__.strip('_')}"
-            threading.Thread(target=copy, args=(relay, ours), name=name, daemon=True).start()
-        return theirs
+        words = (*_RELAY, self._taken.run_dir, address)
+        relay = Execution(self._engine, self._taken.standby.container, words, errors=False)
+        self._relays = [each for each in self._relays if not each.has_ended] + [relay]
+        return relay.socket
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Return how the runner ended, None if it still runs after `timeout_s`."""
         if not self._ended.wait(timeout_s):
             return None
+        code = self._taken.execution.close()
         try:
-            code = self._taken.execution.exit_code()
+            if not runs(self._engine, self._taken.standby.container):
+                return Exit(code=None, text=f"is gone: its container {self._taken.standby.name} was stopped or removed")
         except EngineMissingError:
             return Exit(code=None, text=f"is unreachable: the Docker engine at {self._engine.url} is gone")
-        if code is None:
-            return Exit(code=None, text=f"is gone: its container {self._taken.standby.name} was stopped or removed")
         return exit_of(code)
 
     def end(self) -> None:
         """End the runner at once, wait until its container is free again, and release it."""
-        self._taken.execution.end_input()
+        with suppress(OSError):
+            self._taken.execution.socket.shutdown(socket.SHUT_WR)
         self._ended.wait(_END_S)
         self._taken.give_back()
-
-
-def _to_node(relay: Execution, client: socket.socket) -> None:
-    """Copy from the client to the node (in a separate thread)."""
-    buffer = memoryview(bytearray(_CHUNK))
-    with suppress(OSError):  # the node is lost, which the other direction reports to the client
-        while count := client.recv_into(buffer):
-            relay.send(buffer[:count])
-    relay.end_input()
-
-
-def _to_client(relay: Execution, client: socket.socket) -> None:
-    """Copy from the node to the client (in a separate thread), then close both, which ends the other direction too."""
-    with suppress(OSError):  # the client has closed
-        for data in relay.output():
-            client.sendall(data)
-    with suppress(OSError):
-        client.shutdown(socket.SHUT_RDWR)  # wakes the other direction
-    relay.close()
-    client.close()
+        for relay in self._relays:  # the runner has closed its ends
+            relay.close()
