@@ -24,7 +24,7 @@ _FORMAT = 4  # raised when the collected facts change
 _SCRIPT = Path(__file__).with_name("base.sh")
 _STOP_SIGNALS = ("", "SIGTERM", "TERM", "15")
 _FACT = re.compile(r"^skyward: (\w+) ?(.*?)\r?$", re.MULTILINE)
-_NO_SHELL = re.compile(r"no such file|not found|permission denied", re.IGNORECASE)
+_NO_SHELL = re.compile(r"/bin/sh\W.{0,60}(?:no such file|not found|permission denied)", re.IGNORECASE | re.DOTALL)
 _READS = re.compile(r"\s*(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE)
 
 

@@ -30,7 +30,6 @@ class Event:
         layer: the layer concerned; None for a note.
         seconds: duration of the step, for "done".
         size: bytes on the engine's disk, if known.
-        by: description of the process that was waited for, for users.
     """
 
     kind: Kind
@@ -38,7 +37,6 @@ class Event:
     layer: Layer | None = None
     seconds: float | None = None
     size: int | None = None
-    by: str = ""
 
     def __str__(self) -> str:
         """Format the event as a line for users."""

@@ -9,7 +9,6 @@ from the builder's cache, and replaces the image under the tag.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from skyward.builder.base import check_base, facts_of_base, replaced_python
 from skyward.builder.events import Event, Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
-from skyward.builder.folders import cache_folder, cache_path, gone_without, read, write
+from skyward.builder.folders import cache_folder, gone_without
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
 from skyward.builder.packages.metadata import LocalPackage, located
@@ -376,14 +375,13 @@ def ensure(
     if facts and is_known(plan.tag, facts):
         return facts
     started = perf_counter()
-    with _single_flight(plan, report) as other:
+    with _single_flight(plan, report) as has_waited:
         facts = store.inspect(plan.tag)
         if not facts or not is_known(plan.tag, facts):
-            write(_builder(plan), json.dumps({"pid": os.getpid(), "tag": plan.tag}))
             return _build(plan, store, report, docker_host, cache)
-    if other:
-        line = f"{plan.tag} was built by {other}; waited {perf_counter() - started:.1f} s for it"
-        report(Event(kind="waited", line=line, by=other))
+    if has_waited:
+        line = f"{plan.tag} was built by another process; waited {perf_counter() - started:.1f} s for it"
+        report(Event(kind="waited", line=line))
     return facts
 
 
@@ -416,41 +414,27 @@ def _build(
 
 
 @contextmanager
-def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
-    """Let one process of this user build an image while others wait. Yield a description of that process, or ""."""
+def _single_flight(plan: Plan, report: Report) -> Iterator[bool]:
+    """Let one process of this user build an image while others wait. Yield whether this one has waited."""
     from filelock import FileLock, Timeout
 
-    other, folder = "", cache_folder()
+    folder = cache_folder()
     if folder is None:  # two processes may then build the same, which the builder merges
-        yield other
+        yield False
         return
     # only part of the identity: lock files remain, and so are limited to 4096
-    lock = FileLock(folder / f"build-{plan.identity[:3]}.lock")
+    lock, has_waited = FileLock(folder / f"build-{plan.identity[:3]}.lock"), False
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        report(note(f"{_other(plan)} builds {plan.tag}; waiting for it"))
+        report(note(f"another process builds {plan.tag}; waiting for it"))
         lock.acquire()
-        other = _other(plan)  # possibly one that has also waited
+        has_waited = True
     except (OSError, NotImplementedError) as error:  # a full disk, or one without locks
         gone_without(error)
-        yield other
+        yield False
         return
     try:
-        yield other
+        yield has_waited
     finally:
         lock.release()
-
-
-def _builder(plan: Plan) -> Path:
-    """Return the path of the file that records the building process."""
-    return cache_path(f"build-{plan.identity[:3]}.json")
-
-
-def _other(plan: Plan) -> str:
-    """Describe the process that builds or last built an image, as far as it is recorded."""
-    try:
-        found = json.loads(read(_builder(plan)) or "{}")
-        return f"another process (pid {int(found['pid'])})" if found["tag"] == plan.tag else "another process"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

@@ -245,7 +245,7 @@ def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, 
 
         started = perf_counter()
         ensure(plan, target.engine, follow, docker_host=target.images.url, cache=cache)
-        result.built, result.seconds = result.waited_for is None, perf_counter() - started
+        result.built, result.seconds = not result.waited, perf_counter() - started
         for layer, size in layer_sizes(plan, target.engine.history(plan.tag)):
             follow(Event(kind="size", layer=layer, size=size))
         facts = target.engine.inspect(plan.tag)

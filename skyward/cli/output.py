@@ -11,8 +11,8 @@ of what is being built. The events:
   identify it; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image exists "size" (with
   `size`, bytes).
 - `output`: `line`, printed by the layer with that `stage` and `step`.
-- `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `waited_for` (the process that built it
-  meanwhile; else null), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
+- `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `waited` (whether another process built
+  it meanwhile), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
   above, with `seconds` and `size` (null: unknown).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
@@ -61,7 +61,7 @@ class Result:
     Attributes:
         reference: `repository@digest` if it is in a registry.
         built: whether it was built now.
-        waited_for: the process that built it while this one waited; None if there was none.
+        waited: whether another process built it while this one waited.
         seconds: duration of the build or the wait.
         layers: outcomes of its layers, if it was built now, in the order of the Dockerfile.
     """
@@ -71,7 +71,7 @@ class Result:
     size: int | None = None
     reference: str | None = None
     built: bool = False
-    waited_for: str | None = None
+    waited: bool = False
     seconds: float = 0.0
     layers: dict[Layer, LayerRecord] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class Result:
     def follow(self, event: Event) -> None:
         """Record what an event says about a layer."""
         if event.kind == "waited":
-            self.waited_for = event.by
+            self.waited = True
         if event.layer is None or event.kind == "output":
             return
         # what a base built from a Dockerfile lacks is known only after its build; a layer may then differ
@@ -102,8 +102,8 @@ class Result:
 def result_text(image: str, result: Result) -> str:
     """Return the result for an image as text for people."""
     how = f"built in {result.seconds:.1f} s" if result.built else "exists"
-    if result.waited_for:
-        how = f"built by {result.waited_for}; waited {result.seconds:.1f} s for it"
+    if result.waited:
+        how = f"built by another process; waited {result.seconds:.1f} s for it"
     lines = [f"{result.tag}  {image}: {how}"]
     facts = {
         "digest": result.reference,
@@ -160,7 +160,7 @@ class Output:
             {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
             for layer, record in result.made
         ]
-        names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
+        names = ("tag", "id", "size", "reference", "built", "waited", "seconds")
         document = {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers}
         self._show(image, document, result_text(image, result))
 

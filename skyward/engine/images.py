@@ -227,7 +227,8 @@ class Images:
         try:
             with closing(_line(self._place)) as line, self._told(line, action):
                 line.request("POST", f"/containers/{container}/attach?stream=1&stdout=1&stderr=1")
-                with line.getresponse() as output:
+                with HTTPResponse(line.sock, method="POST") as output:  # `getresponse` ends ssh if there is no length
+                    output.begin()
                     self._ask("POST", f"/containers/{container}/start", action, ())
                     return output.read().decode(errors="replace")
         finally:

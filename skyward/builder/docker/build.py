@@ -183,10 +183,12 @@ def _run(
         forward = place.folders.forward
         return run_there(host, words, progress, given, secrets=place.secrets, logins=logins, forward=forward)
     command = find_command(docker_host=host)
-    with login(logins) as known, handed_over(place.secrets, place.folder) as secrets:
+    is_rootless = command.is_podman and os.geteuid() != 0
+    with login(logins) as known, handed_over(place.secrets, place.folder, in_files=is_rootless) as secrets:
         environment = {**_environment(command, host, place.folder), **known}
         words = [*command.words, *_proxies(), *secrets, *words, *given.words]
-        return run(words, progress, folder=place.folder, environment=environment, alive=alive)
+        is_podman = command.is_podman
+        return run(words, progress, folder=place.folder, environment=environment, alive=alive, is_podman=is_podman)
 
 
 def _registries(images: Iterable[str]) -> set[str]:
@@ -295,17 +297,17 @@ def _value(name: str, environ: Mapping[str, str]) -> bytes:
 
 
 @contextmanager
-def handed_over(values: Mapping[str, bytes], folder: Path) -> Iterator[list[str]]:
+def handed_over(values: Mapping[str, bytes], folder: Path, *, in_files: bool = False) -> Iterator[list[str]]:
     """Yield build options that pass secrets, valid during a `with` block.
 
     The docker command opens them in this process's memory (memfd_create), so they are on no disk and disappear with the
     process even if it is killed. Variables do not suffice, as one holds at most 128 KiB. On systems without such
-    memory, they are files in a folder private to the build.
+    memory, and for rootless Podman, which may not open files of other processes, they are files in a private folder.
     """
     with ExitStack() as stack:
         words: list[str] = []
         for name, value in values.items():
-            source = _in_memory(value, stack) or _in_file(name, value, folder)
+            source = (not in_files and _in_memory(value, stack)) or _in_file(name, value, folder)
             words += ["--secret", f"id={name},type=file,src={source}"]
         yield words
 

@@ -160,9 +160,7 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
     for cli in [chosen] if chosen else _candidates(environ.get("PATH", "")):
         said = answer(cli, "--version").strip()
         if said.startswith(_PODMANS):  # also under docker's name, from the package podman-docker
-            there = ("--remote", "--url", docker_host) if docker_host else ()
-            # engines and registries must report the same about an image as with Docker's builder
-            return BuildCommand((cli, *there, "build", "--format=docker"), is_podman=True, version=said)
+            return BuildCommand(_podman_words(cli, docker_host), is_podman=True, version=said)
         version = re.search(r"version (\d+)\.", said)
         # up to 22 the command leads to the engine's own BuildKit; from 23 on it is the plugin buildx that does
         if version and (int(version[1]) < 23 or answer(cli, "buildx", "version")):
@@ -176,6 +174,15 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
         "docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point SKYWARD_DOCKER_CLI to a docker "
         "that has it, or to podman."
     )
+
+
+def _podman_words(podman: str, docker_host: str | None) -> tuple[str, ...]:
+    """Return Podman's build command: local if it shares its store with the engine, else through the engine's socket."""
+    store = ("info", "--format", "{{.Store.GraphRoot}}")
+    there = ("--remote", "--url", docker_host) if docker_host else ()
+    is_own = not there or answer(podman, *store) == answer(podman, *there, *store) != ""
+    # engines and registries must report the same about an image as with Docker's builder
+    return (podman, *(() if is_own else there), "build", "--format=docker")
 
 
 def _candidates(path: str) -> list[str]:
@@ -200,6 +207,7 @@ def run(
     environment: Mapping[str, str],
     stdin: IO[bytes] | None = None,
     alive: Callable[[], object] | None = None,
+    is_podman: bool = False,
 ) -> int:
     """Run a command to its end and return its exit status; its output goes to `progress`.
 
@@ -212,6 +220,7 @@ def run(
         environment: its environment.
         stdin: its input, which stays open afterwards; closing it stops the command.
         alive: called repeatedly while the command is silent; its exceptions end the command.
+        is_podman: whether it is Podman's command, which on SIGINT ends at once and leaves the step running.
 
     Raises:
         EngineError: it could not be started.
@@ -242,7 +251,7 @@ def run(
             grace_s = 0.0  # there is no engine on which to cancel the build
             raise
         finally:
-            _end(process, grace_s)
+            _end(process, signal.SIGHUP if is_podman else signal.SIGINT, grace_s)
 
 
 def _write(source: IO[bytes], stdin: IO[bytes]) -> None:
@@ -271,7 +280,7 @@ def _follow(output: IO[bytes], progress: Progress, alive: Callable[[], object] |
                 return
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes], interrupt: signal.Signals, grace_s: float) -> None:
     """Interrupt a process and its children, and kill them after a grace period; do nothing if it has ended."""
     try:
         if process.stdin is not None:
@@ -279,8 +288,10 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
                 process.stdin.close()
         elif process.poll() is not None:
             return
+        elif interrupt == signal.SIGHUP:
+            process.send_signal(interrupt)  # Buildah's handler ends the step; its helpers must not receive it
         else:
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, interrupt)
         process.wait(grace_s)
     except subprocess.TimeoutExpired:
         pass

@@ -74,7 +74,6 @@ _BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:retu
 _UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
 _NO_VERSION = re.compile(r"^.*setuptools[-_]scm was unable to detect version.*$", re.MULTILINE)
 _CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
-_COMPILER = "build-essential"
 
 
 @dataclass(slots=True)
@@ -364,56 +363,42 @@ def _table(text: str) -> dict[str, str]:
     return {thing: package.strip() for package, _, things in entries for thing in (things or package).split()}
 
 
-_PACKAGES = _table(
+_PROGRAMS = _table(
     """
-    build-essential: gcc cc c++ g++ clang x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc x86_64-linux-gnu-g++
-    aarch64-linux-gnu-g++ make gmake ld as ar;
-    cargo: cargo rustc rust puccinialin; gfortran: gfortran f77 f95 flang;
-    pkg-config: pkg-config pkgconfig pkgconf; default-libmysqlclient-dev: mysql_config mariadb_config;
-    ninja-build: ninja; libpq-dev: pg_config; libkrb5-dev: krb5-config; libxml2-dev: xml2-config;
-    libxslt1-dev: xslt-config; libgdal-dev: gdal-config; libgeos-dev: geos-config;
-    libcurl4-openssl-dev: curl-config; libnetcdf-dev: nc-config; llvm-dev: llvm-config; libsdl2-dev: sdl2-config;
-    libopenmpi-dev: mpicc; protobuf-compiler: protoc; golang-go: go; default-jdk-headless: javac; nodejs: node;
-    nvidia-cuda-toolkit: nvcc; cmake; git; swig; patchelf; bison; flex; npm; autoconf; automake; libtool; perl; nasm;
-    yasm; unzip; wget; curl; patch; file; clang++
+    build-essential: gcc cc c++ g++ x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc x86_64-linux-gnu-g++ make;
+    cargo: cargo rustc rust puccinialin; gfortran; pkg-config: pkg-config pkgconf; ninja-build: ninja;
+    libpq-dev: pg_config; default-libmysqlclient-dev: mysql_config mariadb_config; libgdal-dev: gdal-config;
+    libgeos-dev: geos-config; libcurl4-openssl-dev: curl-config; llvm-dev: llvm-config; libopenmpi-dev: mpicc;
+    protobuf-compiler: protoc; golang-go: go; nodejs: node; npm; nvidia-cuda-toolkit: nvcc; cmake; git; swig; patchelf
     """
 )
 _HEADERS = _table(
     """
-    python3-dev: Python.h; libffi-dev: ffi.h; libpq-dev: libpq-fe.h; zlib1g-dev: zlib.h; libbz2-dev: bzlib.h;
-    liblzma-dev: lzma.h; libzstd-dev: zstd.h; liblz4-dev: lz4.h; libsnappy-dev: snappy.h;
-    libsqlite3-dev: sqlite3.h; default-libmysqlclient-dev: mysql.h; unixodbc-dev: sql.h;
-    libldap2-dev: ldap.h lber.h; libsasl2-dev: sasl.h; libyaml-dev: yaml.h; libjpeg-dev: jpeglib.h;
-    libpng-dev: png.h; libtiff-dev: tiff.h; libhdf5-dev: hdf5.h; libnetcdf-dev: netcdf.h; libgeos-dev: geos_c.h;
-    libproj-dev: proj.h; libgmp-dev: gmp.h; libmpfr-dev: mpfr.h; libfftw3-dev: fftw3.h; libopenblas-dev: cblas.h;
-    libsndfile1-dev: sndfile.h; portaudio19-dev: portaudio.h; libmagic-dev: magic.h; libpcap-dev: pcap.h;
-    libvirt-dev: libvirt.h; libsystemd-dev: systemd/sd-daemon.h sd-journal.h; libgraphviz-dev: graphviz/cgraph.h;
-    libcairo2-dev: cairo.h; libnuma-dev: numa.h; libibverbs-dev: infiniband/verbs.h; libopenmpi-dev: mpi.h;
-    libsnmp-dev: snmp.h; libevent-dev: event.h; libuv1-dev: uv.h; libncurses-dev: ncurses.h;
-    libreadline-dev: readline.h; libx11-dev: X11/Xlib.h; libgl1-mesa-dev: GL/gl.h; libboost-all-dev: boost;
-    libssl-dev: openssl; libxml2-dev: libxml; libxslt1-dev: libxslt; libkrb5-dev: gssapi;
+    build-essential: stdio.h stdlib.h string.h limits.h errno.h math.h; python3-dev: Python.h; libffi-dev: ffi.h;
+    libpq-dev: libpq-fe.h; zlib1g-dev: zlib.h; liblzma-dev: lzma.h; libsnappy-dev: snappy.h; libsqlite3-dev: sqlite3.h;
+    default-libmysqlclient-dev: mysql.h; unixodbc-dev: sql.h; libldap2-dev: ldap.h lber.h; libsasl2-dev: sasl.h;
+    libyaml-dev: yaml.h; libjpeg-dev: jpeglib.h; libpng-dev: png.h; libhdf5-dev: hdf5.h; libgeos-dev: geos_c.h;
+    libgmp-dev: gmp.h; libfftw3-dev: fftw3.h; libopenblas-dev: cblas.h; libsndfile1-dev: sndfile.h;
+    portaudio19-dev: portaudio.h; libgraphviz-dev: cgraph.h; libibverbs-dev: verbs.h; libopenmpi-dev: mpi.h;
+    libssl-dev: openssl; libxml2-dev: libxml; libxslt1-dev: libxslt; libkrb5-dev: gssapi; libboost-all-dev: boost;
     libcurl4-openssl-dev: curl; libeigen3-dev: Eigen
     """
 )
-# if a compiler finds no header of C itself, the development files of the C library are missing
-_OF_C = ("stdio.h", "stdlib.h", "string.h", "limits.h", "errno.h", "math.h", "unistd.h", "assert.h", "stdint.h")
+_LIBRARIES = {"pq": "libpq-dev", "z": "zlib1g-dev", "ssl": "libssl-dev", "crypto": "libssl-dev", "c": "libc6-dev"}
 _PROGRAM = tuple(
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
         r"error: command '(?:/\S*/)?([\w.+-]+)' failed: (?:No such file|None)",
-        r"unable to execute '([\w.+-]+)': No such file",
         r"sh: (?:line )?(?:\d+: )*(?:exec: )?([\w.+-]+): (?:command )?not found",
         r"No such file or directory: '(?:/\S*/)?([\w.+-]+)'",
         r"\b(\w+[_-]config)\b.*not found",
-        r"\b(cmake|ninja|git|swig|cargo|rustc|pkg-config|patchelf|make)(?: executable)?"
+        r"\b(cmake|ninja|git|swig|cargo|rustc|pkg-config|patchelf|make)(?:, the Rust package manager,)?(?: executable)?"
         r" (?:must be installed|(?:was )?not found|is not installed)",
         r"(?:can't|cannot|could not|did not|unable to) find (?:a |the )?"
-        r"(rust|rustc|cargo|nvcc|javac|protoc|swig|gfortran|cmake|make|pkg-config)\b",
-        r"(cargo), the Rust package manager, is not installed",
+        r"(rust|rustc|cargo|nvcc|protoc|swig|gfortran|cmake|make|pkg-config)\b",
         r"no trusted hash was provided for: `(cmake|ninja|patchelf|puccinialin)`",
         r"Unknown compiler\(s\): \[\[?'([\w.+-]+)'",
-        r"CMAKE_C(?:XX)?_COMPILER (?:could be found|not set)()",
-        r"no acceptable C compiler found()",
+        r"(?:CMAKE_C(?:XX)?_COMPILER (?:could be found|not set)|no acceptable C compiler found)()",
     )
 )
 _HEADER = re.compile(
@@ -440,28 +425,17 @@ class Missing:
 def missing_of(log: str) -> Missing | None:
     """Return the first thing that a build reports as not found; None if there is none."""
     if found := _HEADER.search(log):
-        header = found[1]
-        return Missing(f"the header {header!r}", _package_of_header(header), _line(log, found))
+        folder, _, name = found[1].rpartition("/")
+        package = _HEADERS.get(name) or _HEADERS.get(folder.partition("/")[0], "")
+        return Missing(f"the header {found[1]!r}", package, _line(log, found))
     for pattern in _PROGRAM:
         for found in pattern.finditer(log):
             name = found[1].lower() or "cc"
-            if name in _PACKAGES:
-                return Missing(f"the program {name!r}", _PACKAGES[name], _line(log, found))
+            if name in _PROGRAMS:
+                return Missing(f"the program {name!r}", _PROGRAMS[name], _line(log, found))
     if found := _LIBRARY.search(log):
-        name = found[1]
-        package = next(
-            (has for header, has in _HEADERS.items() if header.removesuffix(".h") in (name, f"lib{name}")), ""
-        )
-        known = {"pq": "libpq-dev", "z": "zlib1g-dev", "ssl": "libssl-dev", "crypto": "libssl-dev", "c": "libc6-dev"}
-        return Missing(f"the library {name!r}", known.get(name, package), _line(log, found))
+        return Missing(f"the library {found[1]!r}", _LIBRARIES.get(found[1], ""), _line(log, found))
     return None
-
-
-def _package_of_header(header: str) -> str:
-    if header in _OF_C:
-        return _COMPILER
-    folder, _, name = header.rpartition("/")
-    return _HEADERS.get(header) or _HEADERS.get(name) or _HEADERS.get(folder.partition("/")[0], "")
 
 
 def _line(log: str, found: re.Match[str]) -> str:

@@ -140,7 +140,7 @@ def test_json_is_one_object_per_line(skyward: Skyward, engine: FakeEngine, file:
         "size": 1000,
         "reference": None,
         "built": False,
-        "waited_for": None,
+        "waited": False,
         "seconds": 0.0,
         "layers": [],
     }

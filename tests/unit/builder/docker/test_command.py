@@ -52,6 +52,8 @@ def test_podman_builds_where_it_is_chosen_or_alone(tmp_path: Path, name: str, ch
     environ = {"SKYWARD_DOCKER_CLI": str(cli)} if chosen else {"PATH": str(tmp_path)}
     if not chosen and Path("/usr/bin/docker").exists():
         pytest.skip("there is a docker command in /usr/bin, which precedes podman")
-    words = (str(cli), "--remote", "--url", "unix:///p.sock", "build", "--format=docker")
-    assert find_command(environ, "unix:///p.sock").words == words
-    assert find_command(environ).words == (str(cli), "build", "--format=docker")
+    build = ("build", "--format=docker")
+    assert find_command(environ, "unix:///p.sock").words == (str(cli), "--remote", "--url", "unix:///p.sock", *build)
+    assert find_command(environ).words == (str(cli), *build)
+    cli.write_text(cli.read_text() + "[ $1 = --version ] || echo /store\n")  # one store for the command and the engine
+    assert find_command(environ, "unix:///p.sock").words == (str(cli), *build)
