@@ -1,7 +1,7 @@
 """Explanations of a build: changed inputs since the last build, the layers they invalidate, and sizes of layers.
 
 The inputs of a build are kept in the user's cache under a name, such as the file an image is declared in. They contain
-neither secrets nor values from this machine's settings. Long inputs are kept completely, so that they can be compared.
+neither secrets nor values from this machine's settings.
 """
 
 from __future__ import annotations
@@ -20,102 +20,67 @@ from skyward.image import Layer, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The cached inputs and layers of a build.
-
-    Attributes:
-        tag: tag of the image.
-        inputs: the inputs of its content, as canonical JSON by name.
-        layers: the key of every layer, in order.
-    """
+    """A build: the tag of its image, the inputs of the content as canonical JSON, and the key of every layer."""
 
     tag: str
     inputs: Mapping[str, str]
-    layers: tuple[str, ...]
+    layers: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One input that differs.
-
-    Attributes:
-        input: its name: a field of the image, "base", "runner" (skyward's own version), "platform" and so on.
-        before: what was removed; empty if something was only added.
-        after: what was added; empty if something was only removed.
-    """
+    """One input that differs, such as a field of the image or "base": what was removed, and what was added."""
 
     input: str
     before: str
     after: str
 
-    def __str__(self) -> str:
-        """Format the change as a line for users."""
-        parts = [f"- {self.before}" if self.before else "", f"+ {self.after}" if self.after else ""]
-        return f"{self.input}: {' '.join(part for part in parts if part)}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The changes and layers of the next build.
+    """The changes of the next build, the layers that the last one has already made, and those to be made again."""
 
-    Attributes:
-        changes: inputs that differ from the last build's.
-        reused: layers with files that the last build has already made.
-        rebuilt: layers to be made again: the first because of a change, the others because they are above it.
-    """
-
-    changes: tuple[Change, ...] = ()
-    reused: tuple[Layer, ...] = ()
-    rebuilt: tuple[Layer, ...] = ()
+    changes: tuple[Change, ...]
+    reused: tuple[Layer, ...]
+    rebuilt: tuple[Layer, ...]
 
 
 def remember(name: str, plan: Plan) -> None:
     """Store the inputs of a build; to be called once the image exists."""
-    write(_file(name), json.dumps(asdict(memory_of(plan)), indent=1))
+    write(_file(name), json.dumps(asdict(memory_of(plan))))
 
 
 def recall(name: str) -> Memory | None:
     """Return the memory of the last build of that name; None if there was none here."""
     try:
-        kept = json.loads(read(_file(name)) or "")
-        return Memory(tag=kept["tag"], inputs=kept["inputs"], layers=tuple(kept["layers"]))
-    except (ValueError, KeyError, TypeError):  # missing, or of a version with another format
+        return Memory(**json.loads(read(_file(name)) or ""))
+    except (ValueError, TypeError):  # missing, or of a version with another format
         return None
 
 
 def memory_of(plan: Plan) -> Memory:
     """Return the memory of a build of this plan."""
-    return Memory(tag=plan.tag, inputs=dict(plan.inputs), layers=tuple(key for _, key in _keys(plan)))
+    return Memory(tag=plan.tag, inputs=dict(plan.inputs), layers=[key for _, key in _keys(plan)])
 
 
 def explain(plan: Plan, last: Memory | None) -> Explanation:
-    """Compare a plan with the memory of the last build.
-
-    Args:
-        plan: the planned build.
-        last: the result of `recall`; with None, all layers are rebuilt.
-    """
+    """Compare a plan with the memory of the last build; with None, all layers are rebuilt."""
+    now, before = dict(plan.inputs), last.inputs if last else dict(plan.inputs)
+    names = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
     made, keys = set(last.layers) if last else set(), list(_keys(plan))
     return Explanation(
-        changes=tuple(_changes(dict(plan.inputs), last.inputs)) if last else (),
+        changes=tuple(_change(name, _items(before.get(name)), _items(now.get(name))) for name in names),
         reused=tuple(layer for layer, key in keys if key in made),
         rebuilt=tuple(layer for layer, key in keys if key not in made),
     )
 
 
-def _changes(now: Mapping[str, str], last: Mapping[str, str]) -> Iterator[Change]:
-    for name in sorted({*now, *last}):
-        if now.get(name) != last.get(name):
-            before, after = _difference(last.get(name), now.get(name))
-            yield Change(input=name, before=before, after=after)
-
-
-def _difference(before: str | None, after: str | None) -> tuple[str, str]:
-    """Return the differences of two values as text; both values completely if only the order differs."""
-    old, new = _items(before), _items(after)
+def _change(name: str, old: list[Any], new: list[Any]) -> Change:
+    """Return the differences of two values; both values completely if only the order differs."""
     gone, added = [each for each in old if each not in new], [each for each in new if each not in old]
     if not gone and not added:
         gone, added = old, new
-    return ", ".join(map(_shown, gone)), ", ".join(map(_shown, added))
+    return Change(input=name, before=", ".join(map(_shown, gone)), after=", ".join(map(_shown, added)))
 
 
 def _items(text: str | None) -> list[Any]:

@@ -181,7 +181,8 @@ class Output:
         if last is None and not exists:
             click.echo("  no build of it is known here")
         for change in found.changes:
-            click.echo(f"  changed  {change}")
+            signs = f"- {change.before} " if change.before else "", f"+ {change.after}" if change.after else ""
+            click.echo(f"  changed  {change.input}: {''.join(signs).rstrip()}")
         for word, layers_of in (("reused", found.reused), ("rebuilt", found.rebuilt)):
             for layer in layers_of:
                 click.echo(f"  {word:<8} {layer.name}  ({layer.origin})")

@@ -178,15 +178,18 @@ def _run(
     its files keep their modification times: builders keep received files, and fetch only files whose size or time has
     changed.
     """
-    words, host = ["--progress=plain", "--network=host", *words, *(cache.words if cache else ())], place.host
+    words, host, shared = ["--progress=plain", "--network=host", *words], place.host, cache.words if cache else []
     if isinstance(host, SshHost):
         forward = place.folders.forward
-        return run_there(host, words, progress, given, secrets=place.secrets, logins=logins, forward=forward)
+        return run_there(
+            host, [*words, *shared], progress, given, secrets=place.secrets, logins=logins, forward=forward
+        )
     command = find_command(docker_host=host)
     is_rootless = command.is_podman and os.geteuid() != 0
     with login(logins) as known, handed_over(place.secrets, place.folder, in_files=is_rootless) as secrets:
         environment = {**_environment(command, host, place.folder), **known}
-        words = [*command.words, *_proxies(), *secrets, *words, *given.words]
+        shared = [] if command.is_podman else shared  # its format of caches is another
+        words = [*command.words, *_proxies(), *secrets, *shared, *words, *given.words]
         is_podman = command.is_podman
         return run(words, progress, folder=place.folder, environment=environment, alive=alive, is_podman=is_podman)
 

@@ -36,22 +36,25 @@ def _explained(image: Image = IMAGE, *packages: Package, **given: Any) -> Explan
     ("explained", "changes", "reused"),
     [
         (_explained(), [], 7),
-        (_explained(IMAGE.with_env(A="2")), ["env: - A=1 + A=2"], 7),
-        (_explained(runner_digest="1"), [f"runner: - {'f11e' * 14}f... + 1"], 6),
-        (_explained(IMAGE, TORCH, replace(SIX, pin="six==2")), ["pip: - six==1.17.0 + six==2"], 3),
-        (_explained(IMAGE, SIX, replace(TORCH, pin="torch==3")), ["pip: - torch==2.13.0 + torch==3"], 1),
-        (_explained(IMAGE.run_commands("true")), ["run: + true"], 6),
-        (_explained(replace(IMAGE, run=["date", "make"])), ["run: - make, date + date, make"], 4),
-        (_explained(replace(IMAGE, secrets=["OTHER"])), ["secrets: - TOKEN + OTHER"], 4),
-        (_explained(IMAGE.apt_install("curl")), ["apt: + curl"], 2),
-        (_explained(base_digest="sha256:1"), [f"base: - sha256:{'ba5e' * 12}ba... + sha256:1"], 0),
-        (_explained(IMAGE.with_build_env(B="1")), ["build_env: + B=1"], 1),
+        (_explained(IMAGE.with_env(A="2")), [("env", "A=1", "A=2")], 7),
+        (_explained(runner_digest="1"), [("runner", f"{'f11e' * 14}f...", "1")], 6),
+        (_explained(IMAGE, TORCH, replace(SIX, pin="six==2")), [("pip", "six==1.17.0", "six==2")], 3),
+        (_explained(IMAGE, SIX, replace(TORCH, pin="torch==3")), [("pip", "torch==2.13.0", "torch==3")], 1),
+        (_explained(IMAGE.run_commands("true")), [("run", "", "true")], 6),
+        (_explained(replace(IMAGE, run=["date", "make"])), [("run", "make, date", "date, make")], 4),
+        (_explained(replace(IMAGE, secrets=["OTHER"])), [("secrets", "TOKEN", "OTHER")], 4),
+        (_explained(IMAGE.apt_install("curl")), [("apt", "", "curl")], 2),
+        (_explained(base_digest="sha256:1"), [("base", f"sha256:{'ba5e' * 12}ba...", "sha256:1")], 0),
+        (_explained(IMAGE.with_build_env(B="1")), [("build_env", "", "B=1")], 1),
     ],
     ids=["nothing", "env", "skyward", "light", "torch", "run", "order", "secret", "apt", "base", "build env"],
 )
-def test_what_changed_and_what_it_costs(explained: Explanation, changes: list[str], reused: int) -> None:
+def test_what_changed_and_what_it_costs(
+    explained: Explanation, changes: list[tuple[str, str, str]], reused: int
+) -> None:
     """Each input is told with what went and what came; layers below the first change are reused."""
-    assert [str(change) for change in explained.changes] == changes
+    found = [(change.input, change.before, change.after) for change in explained.changes]
+    assert found == changes
     assert len(explained.reused) == reused
     names = [layer.name for layer in (*explained.reused, *explained.rebuilt)]
     assert [name for name in names if name in LAYERS][:reused] == LAYERS[:reused]
