@@ -41,7 +41,6 @@ class Launch:
             that only its owner can read, never through the environment, a label or the command line.
         env: the user's run-time environment variables.
         mounts: whether the node may mount file systems, for which its container needs additional rights.
-        quiet: whether the pool shows nothing, so that notices that require no action are omitted.
     """
 
     pool: str
@@ -56,7 +55,6 @@ class Launch:
     cpus: float | None = None
     memory_gb: float | None = None
     mounts: bool = False
-    quiet: bool = False
 
     @property
     def order(self) -> dict[str, Any]:

@@ -213,7 +213,6 @@ class Topology:
             env=dict(settings.env),
             accelerator=settings.accelerator,
             mounts=bool(settings.volumes),
-            quiet=settings.display == "quiet",
             cpus=settings.cpus,
             memory_gb=settings.memory_gb,
         )
