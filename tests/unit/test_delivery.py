@@ -1,0 +1,87 @@
+"""Transfers of an image to several machines at the same time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from skyward.builder.events import Event
+from skyward.delivery.deliver import _counted, _on_each
+from skyward.engine.images import Follow
+from skyward.errors import EngineError, ImageError
+
+
+class Named:
+    """A machine, as far as transfers go."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def machines(count: int = 3) -> Any:
+    return [Named(f"gpu{number}") for number in range(1, count + 1)]
+
+
+def test_all_at_the_same_time() -> None:
+    """Each waits for the others; who has it is reported."""
+    together, said = threading.Barrier(3), list[Event]()
+
+    def work(_: Any, __: Follow) -> None:
+        together.wait(60)
+
+    _on_each(machines(), work, "sending to", said.append)
+    lines = [str(event) for event in said]
+    assert lines[0] == "sending to gpu1, gpu2, gpu3"
+    assert sorted(line.partition(":")[0] for line in lines[1:]) == ["gpu1", "gpu2", "gpu3"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "words"),
+    [
+        (["gpu2"], EngineError, "^no space left on gpu2$"),
+        (["gpu1", "gpu2"], ImageError, "^2 hosts could not get the image:\n  gpu[12]  no space left on gpu"),
+    ],
+)
+def test_failures_are_named(bad: list[str], kind: type[Exception], words: str) -> None:
+    """The others have the image all the same."""
+    got: list[str] = []
+
+    def work(machine: Any, _: Follow) -> None:
+        if machine.name in bad:
+            raise EngineError(f"no space left on {machine.name}")
+        got.append(machine.name)
+
+    with pytest.raises(kind, match=words):
+        _on_each(machines(), work, "sending to", print)
+    assert sorted(got) == sorted({"gpu1", "gpu2", "gpu3"} - set(bad))
+
+
+def test_an_interrupt_ends_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next bytes of each."""
+    ended, running = threading.Event(), threading.Event()
+
+    def work(_: Any, follow: Follow) -> None:
+        try:
+            for done in range(10**9):
+                follow(done, 10**9)
+                running.set()
+        finally:
+            ended.set()
+
+    def interrupted(_: threading.Thread) -> None:
+        running.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _on_each(machines(1), work, "sending to", print)
+    assert ended.wait(60)
+
+
+def test_bytes_are_counted() -> None:
+    """Before each chunk is passed on, so that an interrupted transfer ends before its end."""
+    seen: list[tuple[int, int]] = []
+    assert list(_counted(iter([b"ab", b"c"]), 9, lambda *pair: seen.append(pair))) == [b"ab", b"c"]
+    assert seen == [(2, 9), (3, 9)]
