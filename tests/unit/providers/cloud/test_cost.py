@@ -14,9 +14,18 @@ import pytest
 import skyward as sky
 from skyward.builder.events import Event
 from skyward.errors import BudgetSpentError, ConfigError, PoolClosedError, ProviderError
+from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import cost
 from skyward.providers.cloud.base import MachineOffer, MachineType, Market
-from skyward.providers.cloud.cost import GUARD_LATER_S, Budget, CostMeter, in_order, priced, strategy_of, within_budget
+from skyward.providers.cloud.cost import (
+    GUARD_LATER_S,
+    Budget,
+    CostMeter,
+    find_offers,
+    priced,
+    strategy_of,
+    within_budget,
+)
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 OFFER = MachineOffer(type=TYPE, market="spot", zone="us-east-1a", hourly=0.1)
@@ -172,12 +181,16 @@ UNPRICED = [offer(LARGE, "on-demand", "a", None)]
         (None, SPOT + PLAIN + UNPRICED),
         ("spot-if-available", SPOT + PLAIN + UNPRICED),
         ("cheapest", SPOT[:2] + PLAIN + SPOT[2:] + UNPRICED),
+        ("on-demand", PLAIN + UNPRICED),
+        ("spot", SPOT),
+        ("always-spot", SPOT),
     ],
 )
 def test_offers_are_tried_in_the_order_of_the_allocation(allocation: str | None, expected: list[MachineOffer]) -> None:
     """The cheapest first within a market, those of unknown price last, the others as the cloud has them."""
     given: list[Any] = UNPRICED + PLAIN + SPOT[::-1]
-    assert in_order(given, strategy_of(allocation)) == expected
+    cloud: Any = SimpleNamespace(offers=lambda _, markets: [each for each in given if each.market in markets])
+    assert find_offers(cloud, PoolRequest(pool_id="p1", allocation=allocation)) == expected
 
 
 def test_an_unknown_allocation_is_refused() -> None:
