@@ -220,15 +220,13 @@ def plugins_of(value: object, volumes: tuple[Volume, ...] = ()) -> tuple[Plugin,
     return plugins
 
 
-def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume, ...]:
-    """Return the pool's volumes, from either spelling of the parameter.
+def volumes_on(provider: Provider, value: object) -> tuple[Volume, ...]:
+    """Return the pool's volumes.
 
     Raises:
         ConfigError: the value is not a volume, or the provider's nodes may not mount file systems.
     """
-    if value and other:
-        raise ConfigError("volumes= and volume= mean the same; give one of them.")
-    volumes = volumes_of(value or other or None)
+    volumes = volumes_of(value or None)
     if volumes and not provider.capabilities.mounts:
         raise ConfigError(
             f"volumes= takes nodes that may mount, which those of {provider.name} may not: use sky.Docker, sky.SSH or "
@@ -237,25 +235,16 @@ def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume
     return volumes
 
 
-def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:
-    """Return GiB of memory per node, from `memory="32GB"` or `memory_gb=32` (1 GB is 10**9 bytes, 1 GiB 1024**3)."""
-    if memory is not None and memory_gb is not None:
-        raise ConfigError("Give either memory= or memory_gb=, not both.")
-    amount, unit = memory_gb, "GB"
-    if memory is not None:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
+def memory_of(memory: str | float | None) -> float | None:
+    """Return GiB of memory per node, from "32GB" or 32 (1 GB is 10**9 bytes, 1 GiB 1024**3)."""
+    amount, unit = None if isinstance(memory, str) else memory, ""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", memory)
         if match is None or match[2].upper() not in _BYTES:
             raise ConfigError(f"memory= takes an amount such as '32GB', '512MB' or '4GiB'; found {memory!r}.")
         amount, unit = float(match[1]), match[2].upper()
     amount = positive("memory", amount)
     return None if amount is None else amount * _BYTES[unit] / _GIB
-
-
-def either(name: str, first: float | None, other: str, second: float | None) -> float | None:
-    """Return the value of whichever of two spellings was given, which must be above 0."""
-    if first is not None and second is not None:
-        raise ConfigError(f"{name}= and {other}= mean the same; give one of them.")
-    return positive(name, first) if first is not None else positive(other, second)
 
 
 def name_of(name: str | None, keep: str | float | None) -> str | None:

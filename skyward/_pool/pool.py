@@ -74,9 +74,9 @@ class ComputePool(Facts, CallsOnly):
         image: image of the nodes; `sky.Image()` when None.
         concurrency: number of calls at once on a node; short for `worker=Worker(concurrency=...)`.
         worker: how calls run on a node.
-        cpu, vcpus: limit of CPUs per node (two spellings); None for no limit. A rented machine has at least as many.
-        memory, memory_gb: limit of memory per node, "32GB" or 32 (10**9 bytes each) or "32GiB"; None for no limit. A
-            rented machine has at least as much.
+        cpu: limit of CPUs per node; None for no limit. A rented machine has at least as many.
+        memory: limit of memory per node, "32GB" or 32 (10**9 bytes each) or "32GiB"; None for no limit. A rented
+            machine has at least as much.
         machine: type of machine to rent, by the provider's name for it; None to choose one that meets the request.
         allocation: how to rent, such as "spot-if-available" or "on-demand"; None for the provider's default.
         max_hourly_cost: limit in USD per hour for all rented machines together; None for no limit.
@@ -86,10 +86,10 @@ class ComputePool(Facts, CallsOnly):
         env: environment of the nodes at run time; not part of the image.
         secrets: names of variables of this program's environment to set for functions and plugins on the nodes, or a
             mapping from names to values. They are sent over the authenticated connection only.
-        volumes, volume: S3 buckets to mount on every node: `[sky.Volume("data", "/data")]`, or
+        volumes: S3 buckets to mount on every node: `[sky.Volume("data", "/data")]`, or
             `{"/data": "s3://data"}` for read-only ones.
-        ttl, timeout: seconds a node lives without this client (two spellings); None for the provider's default.
-            It never ends a pool that is in use.
+        ttl: seconds a node lives without this client; None for the provider's default. It never ends a pool that is
+            in use.
         provision_timeout: seconds a node may take to become ready once its image is available.
         default_compute_timeout: time limit in seconds for calls that set none; None for no limit.
         checkpoints: directory on this machine for what functions commit with `sky.checkpoint`, also read by later
@@ -117,9 +117,7 @@ class ComputePool(Facts, CallsOnly):
         concurrency: int | None = None,
         worker: Worker | None = None,
         cpu: float | None = None,
-        vcpus: float | None = None,
         memory: str | float | None = None,
-        memory_gb: float | None = None,
         architecture: str | None = None,
         machine: str | None = None,
         allocation: str | None = None,
@@ -128,9 +126,7 @@ class ComputePool(Facts, CallsOnly):
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] | Mapping[str, str] = (),
         volumes: Sequence[Volume] | Mapping[str, str] = (),
-        volume: Volume | None = None,
         ttl: float | None = None,
-        timeout: float | None = None,
         provision_timeout: float = 300.0,
         default_compute_timeout: float | None = None,
         checkpoints: str | Path | None = None,
@@ -141,8 +137,8 @@ class ComputePool(Facts, CallsOnly):
         **others: Never,  # noqa: ARG002 - for editors and type checkers
     ) -> None:
         provider = config.provider_of(provider, selection)
-        mounted = config.volumes_on(provider, volumes, volume)
-        lease_s = config.either("ttl", ttl, "timeout", timeout)
+        mounted = config.volumes_on(provider, volumes)
+        lease_s = config.positive("ttl", ttl)
         settings = PoolConfig(
             provider=provider,
             nodes=Nodes.of(nodes),
@@ -150,8 +146,8 @@ class ComputePool(Facts, CallsOnly):
             plugins=config.plugins_of(plugins, mounted),
             image=config.image_of(image),
             worker=config.worker_of(worker, concurrency, Accelerator.of(accelerator)),
-            cpus=config.either("cpu", cpu, "vcpus", vcpus),
-            memory_gb=config.memory_of(memory, memory_gb),
+            cpus=config.positive("cpu", cpu),
+            memory_gb=config.memory_of(memory),
             architecture=architecture,
             env=config.env_of(env),
             secrets=config.secrets_of(secrets, config.plugins_of(plugins), env),

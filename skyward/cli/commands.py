@@ -47,6 +47,7 @@ COMMANDS = {
     "attach": "skyward.cli.results:attach",
     "build": "skyward.cli.build",
     "completion": "skyward.cli.documents:completion",
+    "compose": "skyward.cli.documents:compose",
     "cp": "skyward.cli.cp",
     "debug": "skyward.cli.exec:debug",
     "doctor": "skyward.cli.doctor",
@@ -62,7 +63,6 @@ COMMANDS = {
     "result": "skyward.cli.results:result",
     "run": "skyward.cli.run",
     "shell": "skyward.cli.exec:shell",
-    "up": "skyward.cli.documents:up",
 }
 STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (ConfigError, 2),

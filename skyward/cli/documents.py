@@ -1,5 +1,5 @@
 """Commands that print or write a document and do nothing else: completion for shells, a program to start from
-(`skyward init`), and a file with which others start nodes (`skyward up`), for Docker Compose 2 and 1.29.
+(`skyward init`), and a file with which others start nodes (`skyward compose`), for Docker Compose 2 and 1.29.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
 _NODE_IMAGE = "skyward:node"  # default of SKYWARD_IMAGE: the image of nodes that no pool starts
 _NODE_DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; `build` builds from it
 _TEMPLATE = """\
-# {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
+# {nodes} and a registry, written by `skyward compose {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
 # No secret is in it: a pool hands its key to its nodes through the Docker engine.
 x-node: &node
@@ -171,36 +171,32 @@ def init(folder: Path) -> int:
 
 @click.command()
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many nodes.")
-@click.option("--compose", "as_compose", is_flag=True, help="Write a compose file to standard output.")
 @click.option("--image", default=_NODE_IMAGE, show_default=True, help="What nodes run that no pool brings up.")
 @click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
 @click.option("--user", help="Whom functions run as, in place of the image's own user: 'app', '1000:100'.")
 @click.option("--privileges", help="Capabilities that they can have, as 'SYS_PTRACE,NET_ADMIN', or 'default'.")
 @click.option("--build", metavar="FOLDER", help="Have compose build that image from this clone of skyward.")
-def up(
+def compose(
     nodes: int,
-    as_compose: bool,
     image: str,
     gpus: int | None,
     user: str | None,
     privileges: str | None,
     build: str | None,
 ) -> int:
-    """Write a compose file that brings up nodes for pools.
+    """Print a compose file that brings up nodes for pools.
 
-    `skyward up --nodes 3 --compose > compose.yaml` writes it. A pool with provider=sky.Compose("compose.yaml")
+    `skyward compose --nodes 3 > compose.yaml` writes it. A pool with provider=sky.Compose("compose.yaml")
     brings it up and down by itself, or takes its nodes while it is up.
     """
     from skyward.builder.registry.reference import parse_reference
     from skyward.model.rights import DEFAULT, Rights
 
-    if not as_compose:
-        raise ConfigError("skyward up writes a file and starts nothing: say --compose for a compose file.")
     parse_reference(image)
     if build is not None and not (Path(build) / _NODE_DOCKERFILE).is_file():
         raise ConfigError(f"--build names a clone of skyward; {build} has no {_NODE_DOCKERFILE}.")
     wanted = privileges if privileges == DEFAULT else [each for each in (privileges or "").split(",") if each]
-    rights = Rights.of("skyward up", user, wanted)
+    rights = Rights.of("skyward compose", user, wanted)
     click.echo(compose_file(nodes, image, gpus or 0, build, rights), nl=False)
     return 0
 
@@ -222,7 +218,7 @@ def compose_file(
     from skyward.nodes.container import COMMAND
 
     rights = rights or Rights()
-    given = {"--nodes": str(nodes), "--compose": None}
+    given = {"--nodes": str(nodes)}
     given |= {"--image": image} if image != _NODE_IMAGE else {}
     given |= {"--gpus": str(gpus)} if gpus else {}
     given |= {"--build": build} if build else {}
@@ -230,7 +226,7 @@ def compose_file(
     given |= {"--privileges": _listed(rights)} if rights.privileges else {}
     return _TEMPLATE.format(
         nodes=f"{nodes} node{'s' * (nodes != 1)}",
-        options=shlex.join(word for pair in given.items() for word in pair if word is not None),
+        options=shlex.join(word for pair in given.items() for word in pair),
         image=image,
         build=_BUILD.format(context=json.dumps(build), dockerfile=_NODE_DOCKERFILE) if build else "",
         command=json.dumps([COMMAND[0], "-m", "skyward.runner.entry.standby"]),

@@ -66,7 +66,7 @@ def command(
         nodes=nodes,
         accelerator=Accelerator.of(accelerator),
         cpus=config.positive("cpu", cpu),
-        memory_gb=config.memory_of(memory, None),
+        memory_gb=config.memory_of(memory),
         platform=platform_of(architecture),
         machine=machine,
         allocation=allocation,

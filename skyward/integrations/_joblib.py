@@ -27,9 +27,7 @@ class PoolSettings(TypedDict, total=False):
     accelerator: Accelerator | str | None
     image: Image | None
     cpu: float | None
-    vcpus: float | None
     memory: str | float | None
-    memory_gb: float | None
     architecture: str | None
     machine: str | None
     allocation: str | None
@@ -38,9 +36,7 @@ class PoolSettings(TypedDict, total=False):
     env: Mapping[str, str] | None
     secrets: Sequence[str] | Mapping[str, str]
     volumes: Sequence[Volume] | Mapping[str, str]
-    volume: Volume | None
     ttl: float | None
-    timeout: float | None
     provision_timeout: float
     default_compute_timeout: float | None
     checkpoints: str | Path | None

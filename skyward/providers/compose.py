@@ -40,7 +40,7 @@ _AT_ONCE = 16
 @suggesting("sky.Compose")
 @dataclass(frozen=True, init=False)
 class Compose(Provider):
-    """The containers of a compose file, such as `skyward up --nodes 3 --compose` writes.
+    """The containers of a compose file, such as `skyward compose --nodes 3` writes.
 
     If the project is up, nodes are taken from its running containers and returned afterwards: it stays up, and runs its
     own image. Otherwise the pool brings it up with the pool's image, and down at the end.
@@ -62,7 +62,7 @@ class Compose(Provider):
         path = Path(file).expanduser().absolute()
         if not path.is_file():
             raise ConfigError(
-                f"sky.Compose: there is no file {path}. `skyward up --nodes 3 --compose > compose.yaml` writes one."
+                f"sky.Compose: there is no file {path}. `skyward compose --nodes 3 > compose.yaml` writes one."
             )
         if project is not None and not re.fullmatch(r"[a-z0-9][-_a-z0-9]*", project):
             raise ConfigError(
@@ -293,7 +293,7 @@ class ComposeAllocation(Allocation):
     def _command_for_more(self) -> str:
         nodes, gpus, file = self.request.nodes, self.request.gpus, self._provider.file
         options = f" --gpus {gpus}" if gpus else ""
-        return f"`skyward up --nodes {nodes} --compose{options} > {file.name}` writes a file with as many"
+        return f"`skyward compose --nodes {nodes}{options} > {file.name}` writes a file with as many"
 
 
 @dataclass(frozen=True, slots=True)

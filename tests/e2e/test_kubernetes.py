@@ -49,7 +49,7 @@ def test_a_pool(
     """With the restricted profile; large data pass; another process sees and ends it."""
     monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
     where = ["--at", f"kubernetes://{NAMESPACE}?context=kube"]
-    with sky.ComputePool(kubernetes(), nodes=2, image=IMAGE, display="quiet", memory_gb=1, cpu=0.25) as pool:
+    with sky.ComputePool(kubernetes(), nodes=2, image=IMAGE, display="quiet", memory=1, cpu=0.25) as pool:
         assert sum(result["samples"] for result in demo(pool)) == 1797
         for found in rights() @ pool:
             assert (found["uid"], found["name"], found["home"]) == (10001, "skyward", "/home/skyward")

@@ -94,7 +94,7 @@ def test_gpus_by_resource_and_label(kubernetes: Make, kube: Cluster) -> None:
 
 def test_out_of_memory(kubernetes: Make) -> None:
     """It is said that it was memory; the pool goes on."""
-    with sky.ComputePool(kubernetes(), image=IMAGE, memory_gb=0.25, display="quiet") as pool:
+    with sky.ComputePool(kubernetes(), image=IMAGE, memory=0.25, display="quiet") as pool:
         with pytest.raises(WorkerLostError, match=r"(?i)memory"):
             fill(1.0) >> pool
         wait_until(lambda: pool.current_nodes() == 1, LONG_S)

@@ -77,7 +77,7 @@ def test_what_was_begun_when_the_whole_node_was_killed(new_pool: NewPool) -> Non
 
 
 def test_what_a_worker_had_begun_to_print_when_memory_ran_out(printed: Printed) -> None:
-    small = sky.ComputePool(sky.Docker(), image=IMAGE, memory_gb=0.5, display="quiet")
+    small = sky.ComputePool(sky.Docker(), image=IMAGE, memory=0.5, display="quiet")
     with small as pool, pytest.raises(WorkerLostError) as caught:
         sky.compute(functions.die)("hoard") >> pool
     assert caught.value.oom

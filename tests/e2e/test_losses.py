@@ -314,7 +314,7 @@ def test_out_of_memory_is_told(provider_name: str, engine: Any) -> None:
     def hoard() -> int:
         return len([bytearray(b"x" * 2**24) for _ in range(64)])
 
-    with sky.ComputePool(provider_of(provider_name), image=IMAGE, memory_gb=0.3) as pool:
+    with sky.ComputePool(provider_of(provider_name), image=IMAGE, memory=0.3) as pool:
         with pytest.raises(WorkerLostError) as caught:
             hoard() >> pool
         assert caught.value.oom

@@ -144,7 +144,7 @@ def lost(pool: sky.ComputePool, running: Any) -> str:
 
 def test_jobs_that_are_ended(slurm: Make, cluster: Cluster) -> None:
     """A drained machine ends what it runs and gets nothing new; scancel and memory are named with the call."""
-    with sky.ComputePool(slurm(), memory_gb=0.3, display="quiet") as pool:
+    with sky.ComputePool(slurm(), memory=0.3, display="quiet") as pool:
         machine, _ = where() >> pool
         cluster.login.run("scontrol", "update", f"nodename={machine}", "state=drain", "reason=test")
         try:

@@ -185,12 +185,3 @@ def test_providers_whose_nodes_may_not_mount_refuse_volumes() -> None:
         sky.ComputePool(sky.Local(), volumes=[sky.Volume("data", "/data")])
     with pytest.raises(ConfigError, match=r"which those of docker or local may not"):
         sky.ComputePool([sky.Docker(), sky.Local()], volumes=[sky.Volume("data", "/data")])
-
-
-def test_two_spellings_are_one_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
-    volume = sky.Volume("data", "/data")
-    assert sky.ComputePool(volume=volume)._settings.volumes == (volume,)
-    with pytest.raises(ConfigError, match="mean the same"):
-        sky.ComputePool(volume=volume, volumes=[volume])

@@ -31,23 +31,21 @@ from skyward.wire import payload
 )
 def test_memory_has_the_bytes_that_its_unit_says(memory: str | float, count: int) -> None:
     """Nodes get exactly so many: the engine is told the GiB times 1024**3."""
-    gib = memory_of(memory, None)
+    gib = memory_of(memory)
     assert gib is not None
     assert int(gib * 1024**3) == count
 
 
-def test_memory_gb_is_in_the_unit_of_its_name() -> None:
-    """The same as memory= with a plain number."""
-    assert memory_of(None, 3) == memory_of("3GB", None) == memory_of(3, None)
+def test_a_plain_number_of_memory_is_in_gb() -> None:
+    """As in text without a unit."""
+    assert memory_of("3") == memory_of("3GB") == memory_of(3)
 
 
-@pytest.mark.parametrize(
-    ("memory", "memory_gb"), [("1KB", None), ("many", None), ("0GB", None), ("1GB", 1), (None, -1)]
-)
-def test_other_amounts_are_refused(memory: str | None, memory_gb: float | None) -> None:
+@pytest.mark.parametrize("memory", ["1KB", "many", "0GB", -1])
+def test_other_amounts_are_refused(memory: str | float) -> None:
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match="memory"):
-        memory_of(memory, memory_gb)
+        memory_of(memory)
 
 
 def test_a_pool_cannot_be_sent() -> None:

@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_file_in_the_repository_is_the_one_the_command_writes(capsys: pytest.CaptureFixture[str]) -> None:
     """Its first line names the command; what that prints is the file."""
     written = (ROOT / "compose.yaml").read_text()
-    said = re.search(r"`skyward (up [^`]*)`", written.splitlines()[0])
+    said = re.search(r"`skyward (compose [^`]*)`", written.splitlines()[0])
     assert said is not None
 
     assert main(said[1].split()) == 0
@@ -45,7 +45,7 @@ def test_the_file_in_the_repository_is_the_one_the_command_writes(capsys: pytest
 def test_a_file_says_how_many_nodes_of_which_image() -> None:
     text = compose_file(1, "registry.example.com/team/node:7")
 
-    assert text.startswith("# 1 node and a registry, written by `skyward up --nodes 1 --compose --image registry")
+    assert text.startswith("# 1 node and a registry, written by `skyward compose --nodes 1 --image registry")
     assert "image: ${SKYWARD_IMAGE:-registry.example.com/team/node:7}" in text
     assert "replicas: 1\n" in text
 
@@ -55,9 +55,9 @@ def test_functions_have_no_privileges_unless_the_file_is_written_to_give_some(
 ) -> None:
     """The user skyward, or the image's own, whom the pool that brings the file up names by a variable."""
     plain = compose_file(1)
-    assert main(["up", "--compose", "--user", "app:app", "--privileges", "sys_ptrace,NET_RAW"]) == 0
+    assert main(["compose", "--user", "app:app", "--privileges", "sys_ptrace,NET_RAW"]) == 0
     some = capsys.readouterr().out
-    assert main(["up", "--compose", "--privileges", "default"]) == 0
+    assert main(["compose", "--privileges", "default"]) == 0
     usual = capsys.readouterr().out
 
     assert '  user: "${SKYWARD_NODE_USER:-10001:10001}"\n  cap_drop: [ALL]\n' in plain
@@ -69,7 +69,7 @@ def test_functions_have_no_privileges_unless_the_file_is_written_to_give_some(
 
 
 def test_the_command_refuses_what_is_no_capability(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "--compose", "--privileges", "PTRACE"]) == 2
+    assert main(["compose", "--privileges", "PTRACE"]) == 2
     assert "not a capability of Linux" in capsys.readouterr().err
 
 
@@ -97,13 +97,8 @@ def test_nothing_in_a_file_is_published_beyond_this_machine() -> None:
     assert ports[0].startswith("127.0.0.1:")
 
 
-def test_the_command_starts_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "--nodes", "2"]) == 2
-    assert "say --compose" in capsys.readouterr().err
-
-
 def test_the_command_refuses_what_is_no_image(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "--compose", "--image", "Not An Image"]) == 2
+    assert main(["compose", "--image", "Not An Image"]) == 2
     assert capsys.readouterr().out == ""
 
 
@@ -117,7 +112,7 @@ def test_a_project_is_called_as_compose_calls_it() -> None:
 
 
 def test_a_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file .*absent\.yaml.*skyward up --nodes 3 --compose"):
+    with pytest.raises(ConfigError, match=r"there is no file .*absent\.yaml.*skyward compose --nodes 3"):
         sky.Compose(tmp_path / "absent.yaml")
 
 
@@ -147,7 +142,7 @@ def test_an_accelerator_that_no_service_has_is_refused_before_the_engine_is_aske
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
 
-    with pytest.raises(ProviderError, match=r"have no GPUs .*asks for 2 on each.*up --nodes 3 --compose --gpus 2"):
+    with pytest.raises(ProviderError, match=r"have no GPUs .*asks for 2 on each.*compose --nodes 3 --gpus 2"):
         sky.ComputePool(sky.Compose(file), nodes=3, accelerator="A100:2", display="quiet").__enter__()
 
 
@@ -208,7 +203,7 @@ def test_gpus_are_reserved_for_one_node_each() -> None:
 
 
 def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "--compose", "--build", str(tmp_path)]) == 2
+    assert main(["compose", "--build", str(tmp_path)]) == 2
     assert "has no dockerfiles/bases/node.Dockerfile" in capsys.readouterr().err
 
 

@@ -181,7 +181,7 @@ def test_what_plugins_add_and_what_runs_need() -> None:
             plugin = sky.Plugin.create("mine").with_image_transform(add)
             sky.ComputePool(
                 sky.AWS("eu-central-1", disk_gb=100), nodes=(1, 4), accelerator="A100:2", plugins=[plugin],
-                secrets=["TOKEN"], architecture="x86_64", memory_gb=4, budget=5.0, image=sky.Image(pip=["a"]),
+                secrets=["TOKEN"], architecture="x86_64", memory=4, budget=5.0, image=sky.Image(pip=["a"]),
             ).open()
             """
         ),
