@@ -1,33 +1,33 @@
-"""Prints the output of nodes: whole lines, each with the node or rank it came from.
+r"""Prints the output of nodes: whole lines, each with the node or rank it came from.
 
 A dedicated thread writes, so that a blocked reader never delays results. A file or a pipe receives everything; for a
-terminal that cannot keep up, the oldest output is dropped and the number of lines is reported. Progress bars of nodes
-are rows at the bottom of a terminal or in a notebook cell, otherwise a line every few seconds. In a notebook, all
-output of a call goes to the cell that made it.
+terminal that cannot keep up, the oldest output is dropped and the number of lines is reported. Of a line that is drawn
+again and again (`\r`, a progress bar), the last state is printed, and every few seconds the present one. In a
+notebook, all output of a call goes to the cell that made it.
 """
 
 from __future__ import annotations
 
-import struct
+import re
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from skyward._pool.display import Cell, harmless, is_terminal, screen
-from skyward._pool.line_reader import LineReader
+from skyward._pool.signals import LISTEN_S
 from skyward.system import threading, time
 
-EVERY_S = 5.0  # between progress lines where there is no terminal
+EVERY_S = 5.0  # between lines with the state of a progress bar
 _DRAIN_S = 2.0  # limit for a result's wait for earlier output, and for the wait for a terminal at the pool's end
-_SETTLE_S = 0.1  # between checks for unfinished lines
-_BEGUN_S = 1.0  # after which an unfinished line of native code, whose output belongs to no call, is printed
-_SIGNALS_S = 0.2  # interval of checks for signals in an unlimited wait
+_SETTLE_S = 1.0  # between checks for unfinished lines
 _NO_CALL = 0
 _Source = tuple[str, bool, int]
-MAX_WAITING = 4 * 1024 * 1024  # characters kept in memory
-_READ_AT_ONCE = 1024 * 1024
-_HEAD = struct.Struct("<H?QII")  # length of the place, is standard error, call, cell, length of the text
+MAX_WAITING = 4 * 1024 * 1024  # characters kept for a terminal
+LONGEST_LINE = 64 * 1024 * 1024  # characters; a longer line is broken
+_UP = re.compile(r"\x1b\[\d*A")
+_MOVE = re.compile(r"\x1b\[[0-9;?]*[A-DG-KST@LMPXfhlsu]")  # moves the cursor or clears; colours are text
 
 
 class Printer:
@@ -40,12 +40,10 @@ class Printer:
 
     def __init__(self, *, quiet: bool, widest: str = "") -> None:
         self._quiet, self._width = quiet, len(widest) + 3
-        self._waiting = Backlog(_may_skip)
+        self._waiting: deque[Output] = deque()
+        self._size = self._dropped = 0  # characters that wait, and lines that were dropped
         self._changed = threading.Condition()
-        self._readers: dict[_Source, LineReader] = {}
-        self._told: dict[_Source, tuple[float, str]] = {}  # time and text of the last progress line
-        self._cells: dict[_Source, Cell] = {}  # by the source of the reader
-        self._shown: set[tuple[Cell | None, str]] = set()  # places with rows in a cell or on the terminal
+        self._unfinished: dict[_Source, _Line] = {}
         self._came = self._printed = 0  # counts of outputs
         self._stopped = self._is_hurried = False
         self._thread: threading.Thread | None = None
@@ -93,14 +91,10 @@ class Printer:
             if thread is None:
                 return
             if not _may_skip():
-                # Python handles a signal that arrives just before a wait for a lock only after that wait, and its
-                # handler may call hurry
-                while not self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed, _SIGNALS_S):
+                # a signal's handler may call hurry
+                while not self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed, LISTEN_S):
                     pass
         thread.join(_DRAIN_S)
-        with self._changed:
-            if thread.is_alive():
-                self._waiting.close()
 
     def _add(self, item: Output) -> None:
         with self._changed:
@@ -109,59 +103,64 @@ class Printer:
                 self._thread.start()
             self._waiting.append(item)
             self._came += 1
+            self._size += len(item.text)
+            while self._size > MAX_WAITING and len(self._waiting) > 1 and _may_skip():
+                lost = self._waiting.popleft()
+                self._size -= len(lost.text)
+                self._dropped += lost.text.count("\n") or 1
+                self._printed += 1
             self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                limit_s = _SETTLE_S if self._readers and not self._waiting else None
+                limit_s = _SETTLE_S if self._unfinished else None
                 self._changed.wait_for(lambda: self._waiting or self._stopped, limit_s)
                 if self._stopped and not self._waiting:
                     break
-                items = self._waiting.take()
-                dropped, self._waiting.dropped = self._waiting.dropped, 0
-                done, self._waiting.dropped_items = len(items) + self._waiting.dropped_items, 0
+                items, self._waiting, self._size = self._waiting, deque(), 0
+                dropped, self._dropped = self._dropped, 0
             if dropped:
                 _write(f"[skyward] {dropped} lines were dropped: they came faster than they could be printed\n", True)
             self._print(items)
             with self._changed:
-                self._printed += done
+                self._printed += len(items)
                 self._changed.notify_all()
-        for source, reader in self._readers.items():
-            self._finish(source, reader)
-        for cell, place in self._shown:
-            self._set_rows(cell, place, ())
+        for source in list(self._unfinished):
+            self._finish(source)
 
     # printing: in the thread ---------------------------------------------------------------------------------------
 
     def _print(self, items: Sequence[Output]) -> None:
-        now = time.monotonic()
         texts: list[str] = []
         error, cell = False, None
         for item in items:
-            its_cell = item.cell or self._cells.get((item.place, item.error, item.call))
+            source = item.place, item.error, item.call
+            line = self._unfinished.get(source)
+            its_cell = item.cell or (line.cell if line is not None else None)
             if item.error != error or its_cell is not cell:
                 _flush(texts, error, cell)
                 error, cell = item.error, its_cell
-            texts.append(self._lines(item, now))
+            texts.append(self._labelled(item.place, self._lines(source, item, line)))
         _flush(texts, error, cell)
-        if self._readers:
-            self._settle(now)
-            self._show(now)
+        now = time.monotonic()
+        for source, line in self._unfinished.items():
+            if text := line.state(now):
+                _write(self._labelled(source[0], text), source[1], line.cell)
 
-    def _lines(self, item: Output, now: float) -> str:
-        """Return the lines that this output completes, labelled."""
-        source = item.place, item.error, item.call
-        reader = self._readers.get(source)
+    def _lines(self, source: _Source, item: Output, line: _Line | None) -> str:
+        """Return the lines that this output completes."""
         if not item.text:
-            return self._labelled(item.place, reader.finish()) if reader is not None else ""
-        if reader is None:
+            self._unfinished.pop(source, None)
+            return line.finish() if line is not None else ""
+        if line is None:
             if item.text.endswith("\n") and "\r" not in item.text and "\x1b" not in item.text:
-                return self._labelled(item.place, item.text)
-            reader = self._readers[source] = LineReader()
-            if item.cell is not None:
-                self._cells[source] = item.cell
-        return self._labelled(item.place, reader.feed(item.text, now))
+                return item.text
+            line = self._unfinished[source] = _Line(item.cell)
+        lines = line.feed(item.text)
+        if not line.parts:
+            del self._unfinished[source]
+        return lines
 
     def _labelled(self, place: str, lines: str) -> str:
         if not lines:
@@ -169,47 +168,60 @@ class Printer:
         label = f"[{place}] ".ljust(self._width)
         return label + lines[:-1].replace("\n", f"\n{label}") + "\n"
 
-    def _settle(self, now: float) -> None:
-        """Print rows that will not change any more, and drop sources without pending text."""
-        for source, reader in list(self._readers.items()):
-            place, error, call = source
-            if reader.leaves_rows and (lines := reader.settle(now)):
-                _write(self._labelled(place, lines), error, self._cells.get(source))
-            begun = reader.begun_at
-            if call == _NO_CALL and begun is not None and now - begun > _BEGUN_S:
-                self._finish(source, reader)
-            if reader.is_empty:
-                del self._readers[source]
-                self._told.pop(source, None)
-                self._cells.pop(source, None)
+    def _finish(self, source: _Source) -> None:
+        line = self._unfinished.pop(source)
+        _write(self._labelled(source[0], line.finish()), source[1], line.cell)
 
-    def _finish(self, source: _Source, reader: LineReader) -> None:
-        if lines := reader.finish():
-            _write(self._labelled(source[0], lines), source[1], self._cells.get(source))
 
-    def _show(self, now: float) -> None:
-        """Show unfinished lines: as rows of a cell or a terminal, otherwise as an occasional line."""
-        rows: dict[tuple[Cell | None, str], list[str]] = {shown: [] for shown in self._shown}
-        for source, reader in self._readers.items():
-            place, error, _ = source
-            cell = self._cells.get(source)
-            if cell is not None or is_terminal(sys.stderr if error else sys.stdout):
-                label = f"[{place}] ".ljust(self._width)
-                rows.setdefault((cell, place), []).extend(label + row.strip("\n") for row in reader.rows)
-            else:
-                self._tell(source, reader, now)
-        for (cell, place), texts in rows.items():
-            self._set_rows(cell, place, texts)
-        self._shown = {shown for shown, texts in rows.items() if texts}
+@dataclass(slots=True)
+class _Line:
+    """The unfinished line of a source, and when its state was last printed."""
 
-    def _set_rows(self, cell: Cell | None, place: str, texts: Sequence[str]) -> None:
-        (cell or screen).set((id(self), len(place), place), texts)
+    cell: Cell | None
+    parts: list[str] = field(default_factory=list)
+    length: int = 0
+    told_at: float = field(default_factory=time.monotonic)
+    told: str = ""
 
-    def _tell(self, source: _Source, reader: LineReader, now: float) -> None:
-        at, before = self._told.setdefault(source, (now, ""))
-        if now - at >= EVERY_S and (text := "\n".join(row.strip() for row in reader.rows)) != before:
-            self._told[source] = now, text
-            _write(self._labelled(source[0], text + "\n") if text else "", source[1])
+    def feed(self, text: str) -> str:
+        """Add text and return the lines that it finishes."""
+        whole, newline, rest = text.replace("\r\n", "\n").rpartition("\n")
+        lines = ""
+        if newline:
+            found = ("".join(self.parts) + whole).split("\n")
+            shown = [(line, _last(line)) for line in found if not _UP.search(line)]
+            lines = "".join(f"{last}\n" for line, last in shown if last or not line)
+            redrawn = _UP.search(found[-1])  # such as one of several bars, of which the program draws another now
+            self.parts = found[-1:] if redrawn else []
+        last_state = rest.rpartition("\r")[2]
+        if last_state and len(last_state) < len(rest):
+            self.parts, rest = [], f"\r{last_state}"
+        if rest:
+            self.parts.append(rest)
+        self.length = sum(map(len, self.parts)) if newline or last_state != rest else self.length + len(rest)
+        return lines + self.finish() if self.length > LONGEST_LINE else lines
+
+    def state(self, now: float) -> str:
+        """Return the present state of a progress bar, as a line, if it is time to print one and it has changed."""
+        if now - self.told_at < EVERY_S or not any("\r" in part for part in self.parts):
+            return ""
+        self.told_at = now
+        state = _last("".join(self.parts))
+        if not state.strip() or state == self.told:
+            return ""
+        self.told = state
+        return f"{state}\n"
+
+    def finish(self) -> str:
+        """Remove the unfinished line and return it."""
+        text, self.parts, self.length = _last("".join(self.parts)), [], 0
+        return f"{text}\n" if text.strip() else ""
+
+
+def _last(line: str) -> str:
+    """Return what is left on a terminal of a line that was drawn several times."""
+    drawn = _MOVE.sub("", line)
+    return drawn.rstrip("\r").rpartition("\r")[2].rstrip() if "\r" in drawn else drawn
 
 
 def _flush(texts: list[str], error: bool, cell: Cell | None) -> None:
@@ -241,94 +253,3 @@ class Output(NamedTuple):
     call: int
     text: str
     cell: Cell | None = None
-
-
-class Backlog:
-    """A queue with bounded memory.
-
-    Args:
-        may_skip: called when memory is full; returns whether the oldest output is dropped, as for a terminal that
-            cannot keep up. Otherwise further output is stored in a temporary file.
-    """
-
-    def __init__(self, may_skip: Callable[[], bool]) -> None:
-        self._may_skip = may_skip
-        self._items: deque[Output] = deque()
-        self._size = 0
-        self._file: IO[bytes] | None = None  # items that follow `_items`
-        self._cells: list[Cell | None] = []  # of the items in the file, which refer to them by index
-        self._read_to = self._end = 0
-        self.dropped = 0  # lines, since the counter was last read
-        self.dropped_items = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._items) or self._file is not None
-
-    def append(self, item: Output) -> None:
-        """Add an output."""
-        if self._file is not None:
-            self._spill(item)
-            return
-        if self._size + len(item.text) > MAX_WAITING and self._items and not self._may_skip():
-            import tempfile
-
-            try:
-                self._file = tempfile.TemporaryFile(prefix="skyward-output-")  # noqa: SIM115 - closed when read
-            except OSError:
-                self._drop(item)
-                return
-            self._read_to = self._end = 0
-            self._spill(item)
-            return
-        self._items.append(item)
-        self._size += len(item.text)
-        while self._size > MAX_WAITING and len(self._items) > 1:
-            lost = self._items.popleft()
-            self._size -= len(lost.text)
-            self._drop(lost)
-
-    def take(self) -> list[Output]:
-        """Remove and return the oldest items: all of those in memory, or a part of the file."""
-        if self._items or self._file is None:
-            items = list(self._items)
-            self._items.clear()
-            self._size = 0
-            return items
-        self._file.seek(self._read_to)
-        items, before = [], self._read_to
-        while self._read_to < self._end and self._read_to - before < _READ_AT_ONCE:
-            place, error, call, cell, text = _HEAD.unpack(self._file.read(_HEAD.size))
-            name = self._file.read(place).decode()
-            printed = self._file.read(text).decode("utf-8", "surrogatepass")
-            items.append(Output(name, error, call, printed, self._cells[cell]))
-            self._read_to += _HEAD.size + place + text
-        if self._read_to == self._end:
-            self.close()
-        return items
-
-    def close(self) -> None:
-        """Discard the items in the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._cells.clear()
-
-    def _spill(self, item: Output) -> None:
-        assert self._file is not None
-        place, text = item.place.encode(), item.text.encode("utf-8", "surrogatepass")
-        if item.cell not in self._cells:
-            self._cells.append(item.cell)
-        cell = self._cells.index(item.cell)
-        record = _HEAD.pack(len(place), item.error, item.call, cell, len(text)) + place + text
-        try:
-            self._file.seek(self._end)
-            self._file.write(record)
-            self._file.flush()
-        except OSError:  # the disk is full; the next record overwrites the partial one
-            self._drop(item)
-            return
-        self._end += len(record)
-
-    def _drop(self, item: Output) -> None:
-        self.dropped += item.text.count("\n") or 1
-        self.dropped_items += 1

@@ -118,9 +118,11 @@ def test_output_goes_to_the_cell_that_called(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_progress_of_a_node_is_a_display_and_then_a_line(kernel: Kernel, flush: bool) -> None:
+def test_of_progress_of_a_node_the_last_state_is_a_line(kernel: Kernel, flush: bool) -> None:
     """The line is there before the cell has ended: what comes later, some front ends leave out."""
     cell = kernel.run(f"progress({flush}) >> pool")
+
+    assert cell.printed("stderr") == "[0] step 7\n"
 
     assert cell.printed("stderr") == "[0] step 7\n"
     shown = [state for states in cell.displays.values() for state in states]

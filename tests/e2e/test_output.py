@@ -323,7 +323,7 @@ with sky.ComputePool(sky.Local(), nodes=4) as pool:
 
 @pytest.mark.parametrize(("columns", "env"), [(80, {}), (50, {"NO_COLOR": "1"})], ids=["80", "50"])
 def test_progress_of_nodes_on_a_terminal(provider_name: str, tmp_path: Path, columns: int, env: Any) -> None:
-    """A row per node and one of the map's, none wider than the terminal; lines above them; nothing of them stays."""
+    """A row of the map's, no wider than the terminal; lines above it, of bars of nodes the last state; no row stays."""
     if provider_name == "docker":
         pytest.skip("what is tried is the client")
     program = tmp_path / "bars.py"
@@ -332,12 +332,9 @@ def test_progress_of_nodes_on_a_terminal(provider_name: str, tmp_path: Path, col
         assert terminal.wait() == 0
         text = terminal.shown.decode()
     screens = list(states(text))
-    rows = [screen[-4:] for screen in screens if len(screen) >= 4]
-    assert any(all(f"of node {node} " in row for node, row in enumerate(four)) for four in rows)
-    assert any("sleep(): " in screen[-1] and " left" in screen[-1] for screen in screens if screen)
-    drawn = [row for screen in screens for row in screen if re.match(r"\[\d\] .*\d+/20", row) and "20/20" not in row]
-    assert drawn
-    assert max(map(len, drawn)) < columns
+    rows = [screen[-1] for screen in screens if screen and "sleep(): " in screen[-1]]
+    assert any(" left" in row for row in rows)
+    assert max(map(len, rows)) < columns
     lines = screens[-1]
     assert lines[-1] == "the end"
     assert sorted(line for line in lines if "half" in line) == [f"[{n}] half of {n}" for n in range(4)]

@@ -91,6 +91,47 @@ def test_progress_is_told_every_few_seconds(printed: Printed, monkeypatch: pytes
     printer.stop()
 
 
+BARS = "".join(f"\r0: {n}%\n\r1: {n}%\x1b[A" for n in range(100))  # as tqdm draws two, the second below the first
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("one\ntwo\n", ["one", "two"]),
+        ("one\r\ntwo\r\n", ["one", "two"]),
+        ("\n\na\n", ["", "", "a"]),
+        ("\x1b[31mred\x1b[0m\n", ["\x1b[31mred\x1b[0m"]),
+        ("over\rwritten\nnext\n", ["written", "next"]),
+        ("no end", ["no end"]),
+        ("\r 10%\r 100%\n", [" 100%"]),
+        ("\r 10%\r      \r", []),
+        ("\x1b[2Jcleared\n", ["cleared"]),
+        ("\x1bc\x1b]0;title\x07text\n", ["\x1bc\x1b]0;title\x07text"]),
+    ],
+)
+def test_what_a_line_is_in_the_end(printed: Printed, text: str, lines: list[str], size: int) -> None:
+    """However it comes."""
+    printer = Printer(quiet=False)
+    for start in range(0, len(text), size):
+        printer.put("0", text[start : start + size], error=False, call=1)
+    printer.end("0", error=False, call=1)
+    printer.stop()
+    assert printed.read().out == "".join(f"[0] {line}\n" for line in lines)
+
+
+def test_several_bars_print_no_line_for_each_of_their_states(printed: Printed) -> None:
+    """The first one's states are lines of their own if it alone has moved."""
+    printer = Printer(quiet=False)
+    for part in BARS.split("\r")[1:]:
+        printer.put("0", f"\r{part}", error=False, call=1)
+    printer.end("0", error=False, call=1)
+    printer.stop()
+    lines = printed.read().out.splitlines()
+    assert lines[-1] == "[0] 1: 99%"
+    assert sum("1: " in line for line in lines) == 1
+
+
 def test_quiet_prints_nothing(printed: Printed) -> None:
     """And starts no thread."""
     before = threading.active_count()

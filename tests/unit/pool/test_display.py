@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from skyward._pool.console import Backlog, Output, Printer
+from skyward._pool.console import Printer
 from skyward._pool.display import Cell, rows_of, this_cell
-from tests.printed import Printed
 from tests.waiting import wait_until
 
 parent: contextvars.ContextVar[str] = contextvars.ContextVar("parent", default="none")
@@ -112,33 +111,6 @@ def test_output_is_printed_in_the_context_of_its_cell(monkeypatch: pytest.Monkey
         ("first", "[0] d\n"),
         ("second", "[0] half\n"),
     ]
-
-
-def test_progress_of_a_call_is_shown_in_its_cell(printed: Printed) -> None:
-    """And not as a line every few seconds; the last state is a line of the cell."""
-    publisher = Publisher()
-    printer = Printer(quiet=False)
-    printer.put("0", "step 1\rstep 2", error=False, call=1, cell=cell("first", publisher))
-    wait_until(lambda: bool(publisher.published))
-    printer.end("0", error=False, call=1)
-    printer.stop()
-
-    assert publisher.published == [("first", "<pre>[0] step 2</pre>", False), ("first", "", True)]
-    assert printed.read().out == "[0] step 2\n"
-
-
-def test_output_that_waits_in_a_file_keeps_its_cell() -> None:
-    """The file holds bytes; the cells stay here."""
-    backlog, first, second = Backlog(lambda: False), cell("first"), cell("second")
-    large = "x" * 3_000_000
-    items = [Output("0", False, n, large, which) for n, which in enumerate([first, None, second, first, None])]
-    for item in items:
-        backlog.append(item)
-
-    taken = []
-    while backlog:
-        taken += backlog.take()
-    assert [(item.call, item.cell) for item in taken] == [(item.call, item.cell) for item in items]
 
 
 def test_outside_notebooks_there_is_no_cell() -> None:
