@@ -124,11 +124,6 @@ def test_of_progress_of_a_node_the_last_state_is_a_line(kernel: Kernel, flush: b
 
     assert cell.printed("stderr") == "[0] step 7\n"
 
-    assert cell.printed("stderr") == "[0] step 7\n"
-    shown = [state for states in cell.displays.values() for state in states]
-    assert shown[-1:] == [""] * flush
-    assert {"[0] step 3", "[0] step 4", "[0] step 5"}.intersection(shown) if flush else not shown
-
 
 def test_progress_of_calls_is_a_display(kernel: Kernel) -> None:
     """One, which is updated in its place and empty in the end."""
