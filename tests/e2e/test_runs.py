@@ -104,15 +104,16 @@ def authorized(host: Host) -> str:
 
 
 def test_a_program_that_cannot_be_detached_is_refused_before_anything_is_made(home: Path) -> None:
-    """Where its pools run must be known; providers that cannot have a driver are named."""
-    Path("argued.py").write_text("import sys, skyward as sky\nsky.ComputePool(sky.SSH(sys.argv[1]))\n")
-    Path("composed.py").write_text("import skyward as sky\nsky.ComputePool(sky.Compose('compose.yaml'))\n")
+    """It must open a pool; providers that cannot have a driver are named."""
+    Path("compose.yaml").write_text("services:\n  a:\n    image: x\n")
+    Path("none.py").write_text("import skyward\n")
+    Path("composed.py").write_text("import skyward as sky\nsky.ComputePool(sky.Compose('compose.yaml')).open()\n")
 
-    argued, composed = (skyward_run("--detach", name) for name in ("argued.py", "composed.py"))
+    none, composed = (skyward_run("--detach", name) for name in ("none.py", "composed.py"))
 
-    assert "argued.py, line 2: where this pool runs is known only when the program runs." in argued.stderr
-    assert "sky.Compose cannot be detached" in composed.stderr
-    assert (argued.returncode, composed.returncode) == (2, 2)
+    assert "none.py ended without opening a pool" in none.stderr
+    assert "composed.py, line 2: a run whose first pool is on sky.Compose" in composed.stderr
+    assert (none.returncode, composed.returncode) == (2, 2)
     assert not home.exists()
 
 
