@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from skyward.model.image_fields import local_minor, requirement_name
 from skyward.plugins.registry import declared_image
 from skyward.runs.describe import declared_by
 from tests.conftest import ROOT
+from tests.waiting import wait_until
 
 # program with arguments -> providers, and packages of the image that its first pool runs
 PROGRAMS = {
@@ -41,7 +44,7 @@ PROGRAMS = {
     "examples/notebooks/02_calls_in_the_background.ipynb": "Docker: scikit-learn",
     "benchmarks/dispatch.py": "Local:",
     "benchmarks/engines.py": "Docker:",
-    "benchmarks/joblib_backends.py --here FOLDER": "Local:",
+    "benchmarks/joblib_backends.py --here FOLDER": "Local: joblib scikit-learn",
     "benchmarks/peers.py --here --only skyward": "Local:",
     "benchmarks/ssh.py --hosts HOSTS": "SSH: numpy",
     "benchmarks/start.py --hosts HOSTS": "SSH:",
@@ -74,3 +77,19 @@ def test_a_program_is_described(line: str, tmp_path: Path, monkeypatch: pytest.M
 def test_every_example_is_in_the_table(path: Path) -> None:
     """One that is added is described as well."""
     assert any(line.split()[0] == str(path.relative_to(ROOT)) for line in PROGRAMS)
+
+
+def test_a_run_whose_place_is_given_is_not_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--on local` starts a program that opens no pool, once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("once.py").write_text("open('ran', 'x').close()\n")
+
+    words = [sys.executable, "-m", "skyward", "run", "--detach", "--on", "local", "once.py"]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+
+    end = tmp_path / "state/skyward/runs" / run / "end.json"
+    wait_until(end.exists, 60)
+    assert json.loads(end.read_text())["status"] == 0
+    assert Path("ran").exists()
