@@ -141,7 +141,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self._changed.notify()\n\n    def stop",
         "\n    def stop",
     ),
-    Mutant("output is printed twice", OUTPUT, "            self._items.clear()\n", ""),
+    Mutant(
+        "output is printed twice",
+        OUTPUT,
+        "items, self._waiting, self._size = self._waiting, deque(), 0",
+        "items = list(self._waiting)",
+    ),
     Mutant(
         "a callback runs in the thread that reads",
         RUNNER,
@@ -177,14 +182,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the caller of a collective call is not told",
         COLLECTIVE,
-        "for the next one not to begin in processes that are to end\n        self._gate.set()\n",
+        "does not start in processes about to end\n        self._gate.set()\n",
         "\n",
     ),
     Mutant(
         "the next collective call waits for ever",
         COLLECTIVE,
-        "        self._group.unregister(self.abort)  # only now",
-        "        # only now",
+        "        self._group.unregister(self.abort)  # last,",
+        "        # last,",
     ),
     Mutant(
         "a broken collective call is not made again",
@@ -309,14 +314,14 @@ REVERTS: tuple[Mutant, ...] = (
         "94b5876: a host that is gone before its node has left",
         NODE,
         "        except SkywardError:\n            pass  # its host may be gone already;"
-        " the pool's end tries again, and reports\n",
+        " closing the pool tries again, and reports errors\n",
         "        finally:\n            pass\n",
     ),
     Mutant(
         "daeb22b: a pool closes while a node is drained",
         MANAGER,
         "            if node not in self._table.draining:\n"
-        "                return  # it was lost, or the pool was closed, while it left\n",
+        "                return  # it was lost, or the pool was closed, in the meantime\n",
         "",
     ),
     Mutant(
