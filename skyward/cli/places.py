@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -67,7 +68,11 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
     def with_places(*args: Any, at: tuple[str, ...], **more: Any) -> int:
         places = [Place("docker", Docker()), Place("local", Local())]
         places += [place_at(each) for each in at]
-        places += [replace(place_at(each), is_recorded=True) for each in recorded() if each not in at]
+        for each in recorded():
+            with suppress(ConfigError):  # a key that is not here any more
+                place = replace(place_at(each), is_recorded=True)
+                if all(place.provider != known.provider for known in places):
+                    places.append(place)
         return command(*args, places=places, **more)
 
     return with_places
