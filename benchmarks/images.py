@@ -38,8 +38,7 @@ from skyward.builder import ensure, plan_for
 from skyward.builder.docker.command import find_command
 from skyward.builder.events import Event
 from skyward.builder.registry.pushing import push
-from skyward.builder.site.index_server import FolderServer
-from skyward.builder.site.settings import read_site, site_script
+from skyward.builder.site.settings import place_files, read_site, site_script
 from skyward.builder.sources.declared import load
 from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine
@@ -101,17 +100,22 @@ class Bench:
     def by_hand(self, name: str, plan: Plan, *, cold: bool = False) -> tuple[str, dict[str, float]]:
         """Build the Dockerfile in `by_hand/` beside this file, with a plan's packages; where `cold`, from nothing."""
         tag = f"skyward-bench:{name}-{secrets.token_hex(4)}"
-        with TemporaryDirectory(dir=self.place) as folder, FolderServer() as server:
+        with TemporaryDirectory(dir=self.place) as folder:
             context = Path(folder)
             assert plan.lock
             scoped = [package for package in plan.lock.packages if package.index]
             rest = [package for package in plan.lock.packages if not package.index]
-            (context / "torch.txt").write_text("".join(f"{package.line}\n" for package in scoped))
-            (context / "requirements.txt").write_text("".join(f"{package.line}\n" for package in rest))
-            script = site_script(read_site(), plan, server.url)
-            script += "".join(
-                f"export TORCH_INDEX=$SKYWARD_INDEX_{index_id(package.index)}\n" for package in scoped[:1]
-            )
+            wheels = context / "wheels"  # those of this machine's folders; a build has them in its context
+            wheels.mkdir()
+            for file, packages in (("torch.txt", scoped), ("requirements.txt", rest)):
+                for place in (context, wheels):
+                    (place / file).write_text("".join(f"{package.line}\n" for package in packages))
+            place_files(read_site(), plan, wheels)
+            script = site_script(read_site(), plan) + "export UV_FIND_LINKS=/run/wheels PIP_FIND_LINKS=/run/wheels\n"
+            for package in scoped[:1]:
+                place = f"$SKYWARD_INDEX_{index_id(package.index)}"
+                script += f'[ "${{{place[1:]}:-none}}" = none ] || TORCH_FROM="--default-index {place}"\n'
+                script += f'[ "${{{place[1:]}-}}" != none ] || TORCH_FROM=--no-index\n'
             (context / "site.sh").write_text(script)
             command = find_command()
             words = [*command.words, "--progress=plain", "--network=host", "--build-arg", f"BASE={plan.base}"]

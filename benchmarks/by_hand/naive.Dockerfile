@@ -6,10 +6,12 @@ RUN [ -x /opt/venv/bin/python ] || python3 -m venv /opt/venv
 ARG APT
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=wheels,target=/run/wheels \
     [ ! -r /run/skyward/site.sh ] || . /run/skyward/site.sh; \
     apt-get update && apt-get install -y ${APT}
 COPY requirements.txt /requirements.txt
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=wheels,target=/run/wheels \
     [ ! -r /run/skyward/site.sh ] || . /run/skyward/site.sh; \
     pip install --no-deps -r /requirements.txt

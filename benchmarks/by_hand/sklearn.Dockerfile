@@ -8,12 +8,14 @@ RUN [ -x /opt/venv/bin/python ] || python3 -m venv /opt/venv
 FROM base AS uv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=wheels,target=/run/wheels \
     [ ! -r /run/skyward/site.sh ] || . /run/skyward/site.sh; \
     pip install --quiet --no-cache-dir --target /opt/uv uv==0.13.8
 
 FROM base
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
     --mount=type=bind,source=requirements.txt,target=/run/skyward/requirements.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \

@@ -22,9 +22,9 @@ from skyward.builder.base import check_base, facts_of_base, replaced_python
 from skyward.builder.events import Event, Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.folders import cache_folder, gone_without
+from skyward.builder.packages.local import LocalPackage, located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
-from skyward.builder.packages.metadata import LocalPackage, located
 from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.store import EngineImages, ImageFacts, is_known, note_content
 from skyward.errors import BuildError, ConfigError, ImageNotFoundError
@@ -255,9 +255,8 @@ def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
         image=resolved.image,
         python=python,
         platform=platform,
-        provided=tuple(each.name for each in resolved.packages),
+        packages=resolved.packages,
         rules=resolved.rules,
-        projects=tuple((each.name, each.build) for each in resolved.packages if each.build),
     )
     return _Wanted(request=request, packages=resolved.packages, root=root)
 

@@ -5,7 +5,7 @@ It is pure: it reads no clock, working directory, network, environment or file; 
 
 from skyward.image.compiler import EPOCH, check_python, compile, default_base  # noqa: A004 - the one verb
 from skyward.image.lock import Lock, Package, requirements_file
-from skyward.image.plan import BaseFacts, Copied, Layer, Plan, with_origin
+from skyward.image.plan import BaseFacts, Copied, Layer, Plan, origin_of, with_origin
 from skyward.image.steps import TIME
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "check_python",
     "compile",
     "default_base",
+    "origin_of",
     "requirements_file",
     "with_origin",
 ]

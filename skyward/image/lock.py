@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -250,7 +250,7 @@ def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
                 files |= _build_files(folder, install, package.build)
     for name, build in lock.projects:
         taken = Install(name, build=tuple((each.index, each.name) for each in build if each.index))
-        files |= _build_files("requirements", taken, build)
+        files |= _build_files("requirements/local", taken, build)
     return tuple((path, "".join(f"{line}\n" for line in lines)) for path, lines in sorted(files.items()))
 
 
@@ -279,23 +279,19 @@ def index_id(url: str) -> str:
 
 
 def requirements_file(
-    image: Image,
-    *,
-    python: str,
-    mirrors: Mapping[str, str] | None = None,
-    known: Mapping[str, str] | None = None,
+    image: Image, pip: Sequence[str], *, python: str, places: Mapping[str, Mapping[str, str]] | None = None
 ) -> str:
-    """Return a `pyproject.toml` that lists the image's requirements.
+    """Return a `pyproject.toml` that lists requirements of an image.
 
     Indexes are `explicit`: uv takes from each only the packages that have it as their source, and these only from
     there. uv applies sources only to direct requirements, so a scoped package that the image does not list has its own
     extra, which is requested if the resolution turns out to need it.
 
     Args:
-        image: the image to install; its local packages are left out, as `pip` includes their dependencies.
+        image: the image, with its indexes.
+        pip: the requirements.
         python: minor version it is for.
-        mirrors: addresses to use instead of indexes, by the URL in the image.
-        known: replacements of requirements: a file for a package about which everything is known.
+        places: where uv finds indexes at this site, by the URL in the image.
     """
     import tomli_w  # not loaded if nothing is locked
 
@@ -304,17 +300,16 @@ def requirements_file(
         "name": PROJECT,
         "version": "0",
         "requires-python": f">={python}",
-        "dependencies": [(known or {}).get(entry, entry) for entry in image.pip if local_path(entry) is None],
+        "dependencies": list(pip),
     }
-    if extras := unlisted(image):
+    if extras := unlisted(image, pip):
         project["optional-dependencies"] = {name: [name] for name in extras}
-    indexes = [{"name": name, "url": (mirrors or {}).get(url, url), "explicit": True} for url, name in names.items()]
-    elsewhere = {requirement_name(entry) for entry in known or {}}
-    sources = {name: {"index": names[url]} for name, url in scopes(image).items() if name not in elsewhere}
+    indexes = [{"name": name, "explicit": True, **(places or {}).get(url, {"url": url})} for url, name in names.items()]
+    sources = {name: {"index": names[url]} for name, url in scopes(image).items()}
     return tomli_w.dumps({"project": project, "tool": {"uv": {"index": indexes, "sources": sources}}})
 
 
-def unlisted(image: Image) -> tuple[str, ...]:
-    """Return scoped packages that the image does not list itself; they may still be needed as dependencies."""
-    listed = {requirement_name(entry) for entry in image.pip}
+def unlisted(image: Image, pip: Iterable[str]) -> tuple[str, ...]:
+    """Return scoped packages that the requirements do not list themselves; they may still be needed as dependencies."""
+    listed = {requirement_name(entry) for entry in pip}
     return tuple(sorted(name for index in image.pip_indexes for name in index.packages if name not in listed))

@@ -12,13 +12,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from skyward.image.lock import Group, Lock, Tier, build_file, pages_file, tier_of, unlocked_installs
+from skyward.image.lock import Group, Lock, Tier, tier_of, unlocked_installs
 from skyward.image.plan import BaseFacts, Copied, Layer, origin_of, origins_of
 from skyward.model.image import Image, local_path, requirement_name
 from skyward.model.instance import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
-UV = "0.13.8"  # scripts/uv.txt has its hashes
+UV = "0.13.8"  # scripts/uv.txt has its hashes; it is requirements/uv/uv.txt in the build context
 _NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # build arguments, as ENV in a Dockerfile cannot contain them
 TIME = 315532800  # the time of all files made by steps; see scripts/step.sh
 MOUNT_POINTS_FILE = "mount-points.tar"  # in the build context
@@ -76,7 +76,8 @@ def uv_stage(image: Image, base: str, given: BaseFacts | None, python: str) -> l
         return []
     origin = "skyward itself, to bring Python" if first else "skyward itself, to install your pip requirements"
     start = base_stage(base, _OWN, given, "uv") if first else [_layer("FROM python AS uv", "uv", _OWN, "uv")]
-    install = _run(["uv"], name=f"uv {UV}", origin=origin, stage="uv")
+    mount = "--mount=type=bind,source=requirements/uv,target=/run/requirements"
+    install = _run(["uv"], mount, name=f"uv {UV}", origin=origin, stage="uv")
     # Buildah mounts a stage as it is before a cached last step: https://github.com/containers/buildah/issues/4375
     return [*start, install, _layer("LABEL skyward.stage=uv", "the last step of the stage", _OWN, "uv")]
 
@@ -166,10 +167,8 @@ def _from_files(
     wheels = [package.target for package in packages if package.target not in projects]
     # builds write beside the sources; the result is discarded
     mounts = [f"--mount=type=bind,source={each.folder},target=/run/{each.folder},readwrite" for each in packages]
-    known = dict(lock.projects) if lock else {}
-    needed = [build_file(each) for each in projects]
-    needed += [pages_file(each) for each in projects if any(part.index for part in known.get(each, ()))]
-    mounts += [f"--mount=type=bind,source=requirements/{file},target=/run/requirements/{file}" for file in needed]
+    if projects:
+        mounts.append("--mount=type=bind,source=requirements/local,target=/run/requirements")
     mounts += _package_caches(platform, built if projects else "")
     origin = origins_of(image, "pip", tuple(sorted(package.entry for package in packages)))
     words = ["local", *_target(lock), *wheels, *projects]

@@ -76,7 +76,7 @@ def test_an_ejected_image_builds_without_skyward(images: Images) -> None:
     command = done.out.splitlines()[1].strip()
     store = EngineImages(EngineConnection(find_engine()))
     plan = plan_for(load(file).image, store, python=PYTHON, platform=platform_of(None), root=images.folder)
-    (folder / "site.sh").write_text(site_script(read_site(), plan, str))  # a plain build has PyPI
+    (folder / "site.sh").write_text(site_script(read_site(), plan))  # a plain build has PyPI
     command = command.replace("docker build", f"{os.environ.get('SKYWARD_DOCKER_CLI', 'docker')} build")
     at_this_site = command.removesuffix(" .") + " --network=host --secret id=skyward_site,src=site.sh ."
     subprocess.run(["bash", "-c", at_this_site], cwd=folder, check=True, env={"PATH": os.environ["PATH"], **_docker()})

@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         make_wheel(place / "wheels", CUDA.replace("-", "_"), version)
         make_wheel(place / "wheels", FRAME.replace("-", "_"), version, f"{CUDA}==1.0")
         make_wheel(place / "wheels", BIG.replace("-", "_"), version)
-        make_wheel(place / "wheels", NATIVE, version, tag=tag)
+        make_wheel(place / "wheels", NATIVE, version, tag=tag, padding=2_000_000)  # a medium one
         make_wheel(place / "wheels", SMALL, version)
     make_wheel(place / "wheels", OTHER, "1.0", SMALL)
     make_wheel(place / "wheels", THIRD, "1.0")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +24,7 @@ from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_
 from skyward.builder.folders import scratch_folder, why_not_writable
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
 from skyward.builder.registry.reference import parse_reference
-from skyward.builder.site.index_server import FolderServer
-from skyward.builder.site.settings import read_site, site_script, without_folders
+from skyward.builder.site.settings import Site, place_files, read_site, site_script
 from skyward.errors import ConfigError
 from skyward.image import TIME, Plan, steps
 from skyward.model.ssh import SshHost
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
 # registries in a Dockerfile, and whatever looks like one
 _REGISTRY = re.compile(r"(?<![\w./-])([\w-]+(?:\.[\w-]+)+(?::\d+)?|[\w-]+:\d+)/\w")
-_OF_THIS_MACHINE = ("unix://", "npipe://", "tcp://127.", "tcp://localhost")  # engines that share its network
-_PORTS_THERE = range(46000, 61000)  # of a remote build machine; only that machine knows which of them are free
 _MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
 _MOUNT_POINTS = (
     ("etc", tarfile.DIRTYPE, 0o755),
@@ -78,7 +74,7 @@ def build(
     progress = Progress(plan.layers, report, secrets.values())
     with _place(docker_host, plan, secrets) as place:
         context = place.folder / "context"
-        write_context(context, plan)
+        write_context(context, plan, place.site)
         with_usual_modes(context)
         words = ["--platform", plan.platform, "--tag", plan.tag]
         words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
@@ -133,34 +129,24 @@ class _Place:
         host: address of the engine, or the machine whose docker command builds; None for the default of the one here.
         folder: a private folder.
         secrets: values passed to the build, by name.
-        folders: server of this machine's package folders.
+        site: this machine's settings for package sources.
     """
 
     host: str | SshHost | None
     folder: Path
     secrets: Mapping[str, bytes] = field(repr=False)
-    folders: FolderServer
+    site: Site
 
 
 @contextmanager
 def _place(docker_host: str | SshHost | None, plan: Plan | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
-    """Create the folder of a build, and serve this machine's package folders while it runs.
-
-    A machine reached by SSH finds them at a port of its own.
-    """
-    host, there = docker_host or os.environ.get("DOCKER_HOST"), None
+    """Create the folder of a build."""
+    host, site = docker_host or os.environ.get("DOCKER_HOST"), read_site()
     if isinstance(host, str) and host.startswith("ssh://"):
         host = SshHost.parse(host)
-    if isinstance(host, SshHost):
-        there = random.choice(_PORTS_THERE)  # noqa: S311 - no secret
-    with scratch_folder("build") as folder, FolderServer(port_there=there) as server:
-        values = dict(secrets)
-        if plan is not None:
-            site = read_site()
-            if isinstance(host, str) and not host.startswith(_OF_THIS_MACHINE):
-                site = without_folders(site)
-            values["skyward_site"] = site_script(site, plan, server.url).encode()
-        yield _Place(host, folder, values, server)
+    with scratch_folder("build") as folder:
+        own = {} if plan is None else {"skyward_site": site_script(site, plan).encode()}
+        yield _Place(host, folder, own | dict(secrets), site)
 
 
 def _run(
@@ -180,10 +166,7 @@ def _run(
     """
     words, host, shared = ["--progress=plain", "--network=host", *words], place.host, cache.words if cache else []
     if isinstance(host, SshHost):
-        forward = place.folders.forward
-        return run_there(
-            host, [*words, *shared], progress, given, secrets=place.secrets, logins=logins, forward=forward
-        )
+        return run_there(host, [*words, *shared], progress, given, secrets=place.secrets, logins=logins)
     command = find_command(docker_host=host)
     is_rootless = command.is_podman and os.geteuid() != 0
     with login(logins) as known, handed_over(place.secrets, place.folder, in_files=is_rootless) as secrets:
@@ -203,11 +186,15 @@ def _registries(images: Iterable[str]) -> set[str]:
     return found
 
 
-def write_context(folder: Path, plan: Plan) -> None:
-    """Write the build context of a plan: its Dockerfile and every file it copies or mounts."""
+def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:
+    """Write the build context of a plan: its Dockerfile and every file it copies or mounts.
+
+    With `site`, also the package files that it installs from folders of this machine.
+    """
     files = {"Dockerfile": plan.dockerfile.encode()}
     files |= {path: text.encode() for path, text in plan.files}
     files |= {f"{steps.SCRIPTS}/{path.name}": path.read_bytes() for path in _SCRIPTS.iterdir() if path.is_file()}
+    files["requirements/uv/uv.txt"] = files.pop(f"{steps.SCRIPTS}/uv.txt")
     files[steps.MOUNT_POINTS_FILE] = mount_points_archive(TIME)
     files |= {f"runner/{path}": content for path, content in runner_files()}
     for path, content in files.items():
@@ -217,6 +204,8 @@ def write_context(folder: Path, plan: Plan) -> None:
         target.chmod(0o644)
     for copied in plan.copied:
         copy_to(folder, copied)
+    if site is not None:
+        place_files(site, plan, folder / "requirements")
     _name_by_content(folder)
 
 

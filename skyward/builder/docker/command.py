@@ -20,7 +20,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -309,7 +309,6 @@ def run_there(
     *,
     secrets: Mapping[str, bytes] = MappingProxyType({}),
     logins: Logins = MappingProxyType({}),
-    forward: str | None = None,
 ) -> int:
     """Send a build context to a machine and run the docker build there with these options.
 
@@ -322,16 +321,11 @@ def run_there(
         given: the context to send, and its Dockerfile.
         secrets: sent with it and passed to the build, without a named file on this machine's disk.
         logins: registry logins for the docker command there, in addition to those of its own user.
-        forward: a port of that machine that leads to one of this machine during the build, as ssh's option -R.
 
     Raises:
         EngineMissingError: the machine cannot be reached, or nothing there can build.
-        EngineError: it does not forward ports.
     """
-    options: tuple[str, ...] = ()
     words = ["--build-arg", f"SOURCE_DATE_EPOCH={TIME}", *words]
-    if forward:  # a separate connection, as a shared one would keep the port
-        host, options = replace(host, control=None), ("-o", "ExitOnForwardFailure=yes", "-R", forward)
     with TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for name, value in secrets.items():
@@ -342,14 +336,8 @@ def run_there(
             words += given.pack(tar)
         size = packed.tell()
         packed.seek(0)
-        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), *words, options=options)
+        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), *words)
         code = run(command, progress, folder=given.context, environment=os.environ, stdin=packed)
-    if code == UNREACHED and "port forwarding failed" in progress.ending:
-        raise EngineError(
-            f"The build on {host.url} needs packages from folders of this machine, and ssh could not forward a port to "
-            "them. Repeat it, in case the port was taken; or have AllowTcpForwarding set in the sshd_config there; or "
-            "let an index serve the packages (SKYWARD_INDEXES)."
-        )
     if code in (UNREACHED, 127):
         failure = host.failure(progress.ending)
         if failure:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyward.builder.files.included import included_files
 from skyward.builder.folders import cache_path, drop_old, read, write
-from skyward.builder.packages.metadata import LocalPackage
+from skyward.builder.packages.local import LocalPackage
 from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied
 from skyward.model.image import Image
@@ -95,8 +95,10 @@ def with_usual_modes(folder: Path) -> None:
     for place, _, names in os.walk(folder):
         Path(place).chmod(0o755)
         for path in (Path(place, name) for name in names):
-            if not path.is_symlink():
-                path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
+            mode = path.lstat().st_mode & 0o777
+            usual = 0o755 if mode & 0o111 else 0o644
+            if not path.is_symlink() and mode != usual:
+                path.chmod(usual)
 
 
 @lru_cache(maxsize=1)

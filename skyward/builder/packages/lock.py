@@ -10,29 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import threading
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.folders import cache_path, home, newest, read, write
-from skyward.builder.packages.metadata import BuildSystem
-from skyward.builder.packages.pylock import packages_of
+from skyward.builder.packages.local import BuildSystem, LocalPackage
+from skyward.builder.packages.uv import uv_version
 from skyward.builder.site.indexes import host_indexes, mirrors
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image import Lock, Package, with_origin
-from skyward.image.lock import Sources, scopes
+from skyward.image.lock import Sources
 from skyward.model.image import Image, local_path, package_name, requirement_name
 
 if TYPE_CHECKING:
-    from skyward.builder.packages.pip_files import Line
-    from skyward.builder.packages.resolver import Resolved
+    from skyward.builder.packages.requirement_files import Line
 
-_FORMAT = 3
+_FORMAT = 4
 _PARTS = ("target", "packages", "projects")  # the parts of a lock that are stored
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_",
@@ -43,7 +37,6 @@ _PLATFORMS = {
 _GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
 # for unknown bases: what the wheels of the large frameworks require; Debian has it since 10
 _USUAL_GLIBC = 28
-_finding = threading.Lock()  # sysconfig, used by uv, returns None for a setting while another thread first reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +81,7 @@ class Request:
         image: the description, with all its requirements in `pip`.
         python: minor version of the nodes.
         platform: OCI platform of the nodes.
-        provided: packages provided by local files; they are not locked.
-        projects: build systems of those that are not wheels, by name.
+        packages: packages provided by local files.
         rules: rules from the user's files.
         libc: the C library of the nodes, such as "glibc 2.36"; "" if unknown.
     """
@@ -97,8 +89,7 @@ class Request:
     image: Image
     python: str
     platform: str
-    provided: tuple[str, ...] = ()
-    projects: tuple[tuple[str, BuildSystem], ...] = ()
+    packages: tuple[LocalPackage, ...] = ()
     rules: Rules = field(default_factory=Rules)
     libc: str = ""
 
@@ -106,6 +97,24 @@ class Request:
     def entries(self) -> tuple[str, ...]:
         """The requirements that are resolved from indexes and URLs."""
         return tuple(entry for entry in self.image.pip if local_path(entry) is None)
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The requirements that pinned packages do not satisfy.
+
+        Raises:
+            ConfigError: a package is pinned to a version that a requirement or a constraint excludes.
+        """
+        pins = {package.name: package for package in self.rules.pinned}
+        for entry in self.rules.constraints:
+            if package := pins.get(requirement_name(entry)):
+                _satisfies(package, entry)
+        return tuple(
+            entry
+            for entry in self.entries
+            if (package := pins.get(requirement_name(entry))) is None
+            or (entry != package.pin and not _satisfies(package, entry))
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -130,9 +139,8 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
         ConfigError: requirements contradict each other, or no lock can be made for the platform.
         ImageError: a package or an index is unavailable, or uv is missing.
     """
-    asked = open_entries(request.entries, request.rules)
-    if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
-        pinned = request.rules.pinned
+    pinned, is_settled = request.rules.pinned, not request.open and not any(each.needs for each in request.packages)
+    if is_settled and not any(each.build for each in request.packages) and not any(each.is_source for each in pinned):
         return Lock(pinned, target=target_of(request) if pinned else "")
     file = cache_path("locks") / f"{_key(request)}.json"
     kept = _read(file)
@@ -158,7 +166,7 @@ def target_of(request: Request) -> str:
     if not target.endswith("_"):
         return target
     if reason := why_too_old(request.libc):
-        raise ConfigError(f"The base has {request.libc}, and {reason}. Take a newer base.")
+        raise ConfigError(f"The base has {request.libc}, and {reason}. Use a newer base.")
     return f"{target}{max(each for each in _GLIBCS if each <= _minor_of(request.libc))}"
 
 
@@ -184,29 +192,27 @@ def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
     from skyward.builder.packages.resolver import Resolved, resolve  # not loaded if nothing is resolved
 
     target, found = target_of(request), Resolved()
-    if open_entries(request.entries, request.rules):
-        found = resolve(request, target, [(each.name, each.pin.partition("==")[2]) for each in preferred])
+    if request.open or any(each.needs for each in request.packages):
+        found = resolve(request, target, preferred)
     # an index may report sizes only at times, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
-    answer = packages_of(found.packages, scopes(request.image))
     pinned = {package.name: package for package in request.rules.pinned}
-    more = (known.get(package.line, package) for package in answer if package.name not in pinned)
+    more = (known.get(package.line, package) for package in found.packages if package.name not in pinned)
     lock = with_given_hashes(Lock((*pinned.values(), *more)), request.rules)
-    to_build = tuple(package.pin for package in pinned.values() if package.is_source)
-    systems = found.builds | (_as_named(request, to_build, target).builds if to_build else {}) | dict(request.projects)
+    local = {each.name: each.build for each in request.packages if each.build}
+    systems: dict[str, BuildSystem] = {**found.builds, **local}
+    if to_build := tuple(package.pin for package in pinned.values() if package.is_source):
+        systems |= resolve(_reduced(request, to_build), target, (), only_sources=True).builds
     builds = {name: build_packages(request, target, name, system) for name, system in systems.items()}
-    packages = [replace(each, build=builds[each.name]) if each.is_source else each for each in lock.packages]
-    projects = tuple((name, builds[name]) for name, _ in request.projects)
-    return Lock(tuple(packages), projects=projects, target=target)
+    packages = tuple(replace(each, build=builds[each.name]) if each.is_source else each for each in lock.packages)
+    return Lock(packages, projects=tuple((name, builds[name]) for name in local), target=target)
 
 
-def _as_named(request: Request, pins: tuple[str, ...], target: str) -> Resolved:
-    """Resolve how packages pinned by a lock of the user's are built."""
-    from skyward.builder.packages.resolver import resolve
-
-    image, rules = replace(request.image, pip=pins), Rules(sources=request.rules.sources)
-    asked = replace(request, image=image, rules=rules, provided=(), projects=())
-    return resolve(asked, target, (), only_sources=True)
+def _reduced(request: Request, pip: tuple[str, ...], origin: str = "") -> Request:
+    """Return a request of other requirements, from the same indexes and for the same platform."""
+    nothing = replace(request.image, pip=())
+    image = with_origin(nothing, replace(nothing, pip=pip), origin) if origin else replace(nothing, pip=pip)
+    return replace(request, image=image, rules=Rules(sources=request.rules.sources), packages=())
 
 
 def build_packages(request: Request, target: str, name: str, system: BuildSystem) -> tuple[Package, ...]:
@@ -222,49 +228,17 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
     wanted = (*system.requires, *system.on_demand)
     while wanted:
         try:
-            nothing = replace(request.image, pip=())
-            image = with_origin(nothing, replace(nothing, pip=wanted), f"the build of {name!r}")
-            rules = Rules(sources=request.rules.sources)
-            asked = replace(request, image=image, rules=rules, provided=(), projects=())
-            found = resolve(asked, target, ())
+            found = resolve(_reduced(request, wanted, f"the build of {name!r}"), target, ())
         except SkywardError as error:
             if set(wanted) & set(system.on_demand):  # the machine may have the program
                 return build_packages(request, target, name, BuildSystem(system.requires))
-            raise ImageError(f"What {name!r} takes to be built cannot be had: {', '.join(wanted)}. {error}") from error
+            listed = ", ".join(wanted)
+            raise ImageError(f"Build requirements of {name!r} are unavailable: {listed}. {error}") from error
         more = [each for inner in found.builds.values() for each in (*inner.requires, *inner.on_demand)]
         if set(more) <= set(wanted):
-            packages = packages_of(found.packages, scopes(request.image))
-            return tuple(sorted(packages, key=lambda package: package.name))
+            return tuple(sorted(found.packages, key=lambda package: package.name))
         wanted = tuple(dict.fromkeys((*wanted, *more)))
     return ()
-
-
-def find_uv() -> str:
-    """Return the uv that was installed with skyward, or else one on PATH."""
-    try:
-        import uv
-
-        with _finding:
-            return uv.find_uv_bin()
-    except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
-        raise ImageError(
-            "Python requirements of an image are locked with uv, which is neither installed here as a package nor on "
-            "PATH. Install it: python -m pip install uv."
-        )
-    return found
-
-
-@lru_cache(maxsize=1)
-def uv_version() -> str:
-    """Return the version of the uv that resolves here; "" if it is not installed as a package."""
-    spec = find_spec("uv")
-    if spec is None or spec.origin is None:
-        return ""
-    # importlib.metadata takes 10 ms to load, of the 150 ms that a no-op may take; the folder's name has it too
-    about = next(Path(spec.origin).parent.parent.glob("uv-*.dist-info"), None)
-    return about.stem.removeprefix("uv-") if about else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +251,8 @@ class _Kept:
 def _key(request: Request) -> str:
     """Return the key of a request. This machine's package sources are hashed, as they may contain passwords."""
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
-    projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
-    asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
+    local = [[each.name, each.entry, each.needs, repr(each.build)] for each in request.packages]
+    asked = [_FORMAT, uv_version(), request.entries, local, request.settings, repr(sources)]
     asked.append(_PLATFORMS.get(request.platform) and target_of(request))
     return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
@@ -318,25 +292,7 @@ def parsed(value: Any) -> Any:
     return tuple(parsed(part) for part in value) if isinstance(value, list) else value
 
 
-def open_entries(entries: Iterable[str], rules: Rules) -> list[str]:
-    """Return the requirements that pinned packages do not satisfy.
-
-    Raises:
-        ConfigError: a package is pinned to a version that a requirement or a constraint excludes.
-    """
-    pins = {package.name: package for package in rules.pinned}
-    for entry in rules.constraints:
-        if package := pins.get(requirement_name(entry)):
-            _answers(package, entry)
-    found = []
-    for entry in entries:
-        package = pins.get(requirement_name(entry))
-        if package is None or (entry != package.pin and not _answers(package, entry)):
-            found.append(entry)
-    return found
-
-
-def _answers(package: Package, entry: str) -> bool:
+def _satisfies(package: Package, entry: str) -> bool:
     from packaging.requirements import Requirement
 
     wanted = Requirement(entry)
@@ -345,8 +301,8 @@ def _answers(package: Package, entry: str) -> bool:
         return not wanted.specifier and not wanted.url and not wanted.extras
     if not wanted.specifier.contains(version, prereleases=True) and (not wanted.marker or wanted.marker.evaluate()):
         raise ConfigError(
-            f"The lock of your project has {name} {version}, and the image asks for {entry!r} as well. Change one of "
-            "them, and lock the project anew."
+            f"The lock of your project has {name} {version}, but the image also requires {entry!r}. Change one of "
+            "them, and lock the project again."
         )
     return not wanted.extras
 
@@ -376,15 +332,14 @@ def _with_given(package: Package, rules: Rules) -> Package:
     if not given:
         if rules.all_hashed and package.hashes:
             raise ConfigError(
-                f"{rules.all_hashed} wants the hashes of all packages (--require-hashes), and none are given for "
-                f"{package.pin}. Compile the file anew, with hashes."
+                f"{rules.all_hashed} requires hashes of all packages (--require-hashes), and {package.pin} has none. "
+                "Compile the file again, with hashes."
             )
         return package
     kept = tuple(hash_ for hash_ in package.hashes if hash_ in given)
     if not kept:
         raise ConfigError(
-            f"The hashes that {next(iter(given.values()))} gives for {package.pin} are of no file that its index has "
-            "for these nodes: the file was changed, or the package was. Do not install it before you know which; then "
-            "compile the file anew, with hashes."
+            f"None of the hashes for {package.pin} ({next(iter(given.values()))}) matches a file on the index. "
+            "Either was changed."
         )
     return replace(package, hashes=kept)

@@ -59,8 +59,8 @@ def asked_for(request: Request, folder: Path) -> dict[str, Any]:
     asked = {
         "base": str(request.image.base or ""),
         "requirements": sorted(request.entries),
-        "local": sorted(request.provided),
-        "build": {name: list(system.requires) for name, system in request.projects},
+        "local": sorted(f"{each.name} {each.needs}".strip() for each in request.packages),
+        "build": {each.name: list(each.build.requires) for each in request.packages if each.build},
         **settings,
     }
     return {name.replace("_", "-").replace(" ", "-"): value for name, value in asked.items() if value}

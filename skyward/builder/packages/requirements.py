@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from skyward.builder.events import warn
+from skyward.builder.packages.local import LocalPackage, local_package, located
 from skyward.builder.packages.lock import Rules
-from skyward.builder.packages.metadata import LocalPackage, dependencies_of, in_words, listed, local_package, located
-from skyward.builder.packages.pip_files import EXPORTS, Line, read_pip_file
-from skyward.builder.packages.project import Choice, from_pylock, located_project, lock_of, locked_project, read_project
-from skyward.builder.packages.pylock import Locked, Target
+from skyward.builder.packages.project import Choice, Locked, from_pylock, lock_of, locked_project, read_project
+from skyward.builder.packages.pylock import Target
+from skyward.builder.packages.requirement_files import EXPORTS, Line, read_requirements
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
@@ -27,8 +27,8 @@ class Resolved:
     """An image with all requirements from files among its own.
 
     Attributes:
-        image: `requirements`, `constraints`, `groups` and `project` are empty; `pip` includes the dependencies of local
-            packages, with their origins recorded. Packages provided locally are not requested from an index.
+        image: `requirements`, `constraints`, `groups` and `project` are empty; `pip` has their entries, with their
+            origins recorded. Packages provided locally are not requested from an index.
         packages: the local packages.
         rules: other rules from the files.
     """
@@ -68,11 +68,11 @@ class _Reading:
         self._packages: dict[Path, LocalPackage] = {}
         self._rules = Rules()
         self._locks: dict[str, str] = {}  # packages pinned by locks, with the origin of the lock
-        self._own: Path | None = None  # the project of the image
+        self._own = ""  # name of the project of the image
 
     def resolved(self) -> Resolved:
         """Return the image with everything that was found."""
-        found = (replace(each, is_project=path == self._own) for path, each in self._packages.items())
+        found = (replace(each, is_project=each.name == self._own) for each in self._packages.values())
         packages = tuple(sorted(found, key=lambda each: each.name))
         provided = {package.name for package in packages}
         entries = {*self._image.pip, *(entry for entry, _ in self._found)}
@@ -88,10 +88,8 @@ class _Reading:
             project=None,
             origins=tuple(sorted((origins | dict(self._image.origins)).items())),
         )
-        rules = replace(
-            self._rules, pinned=tuple(package for package in self._rules.pinned if package.name not in provided)
-        )
-        return Resolved(image=image, packages=packages, rules=rules)
+        pinned = tuple(package for package in self._rules.pinned if package.name not in provided)
+        return Resolved(image=image, packages=packages, rules=replace(self._rules, pinned=pinned))
 
     def project(self) -> None:
         """Read the project of the image."""
@@ -100,7 +98,8 @@ class _Reading:
             return
         choice = Choice(groups=tuple(wanted.groups), extras=tuple(wanted.extras), package=wanted.package)
         folder = located(self._root, wanted.path)
-        self._own = located_project(folder, choice.package)
+        name = wanted.package or read_project(folder).get("project", {}).get("name", "")
+        self._own = package_name(name)
         self._take(self._locked(folder, choice), f"the lock of your project {wanted.path!r}")
 
     def files(self) -> None:
@@ -112,83 +111,89 @@ class _Reading:
             elif _PYLOCK.fullmatch(path.name):
                 self._take(from_pylock(path, Choice(), self._root, self._target), name)
             else:
-                for line in read_pip_file(path, name, self._root):
+                for line in read_requirements(path, name, self._root):
                     self._line(line)
         for name in self._image.constraints:
-            for line in read_pip_file(located(self._root, name), name, self._root, constraints=True):
+            for line in read_requirements(located(self._root, name), name, self._root, "constraint"):
                 self._line(line)
 
     def groups(self) -> None:
-        """Read dependency groups of the nearest project."""
-        if not self._image.groups:
+        """Read dependency groups of the nearest project, or its optional dependencies of that name."""
+        names = self._image.groups
+        if not names:
             return
-        path = _nearest(self._root, self._image)
+        path = _nearest(self._root, names)
         document = read_project(path.parent)
-        groups = {package_name(name): texts for name, texts in document.get("dependency-groups", {}).items()}
+        groups = {package_name(name) for name in document.get("dependency-groups", {})}
         optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
-        if unknown := [name for name in self._image.groups if name not in {*groups, *optional}]:
-            raise ConfigError(
-                f"Image: groups names {unknown[0]!r}, which {path} does not have; it has: "
-                f"{in_words({*groups, *optional})}."
-            )
+        if unknown := [name for name in names if name not in groups | optional]:
+            known = ", ".join(sorted(groups | optional)) or "none"
+            raise ConfigError(f"Image: groups names {unknown[0]!r}, which {path} does not have; it has: {known}.")
+        chosen = tuple(name for name in names if name in groups)
+        extras = tuple(name for name in names if name not in groups)
         if lock_of(path.parent):
-            chosen = tuple(name for name in self._image.groups if name in groups)
             if chosen:
                 locked = self._locked(path.parent, Choice(groups=chosen, alone=True))
                 self._take(locked, f"your groups={list(chosen)!r}")
-            extras = tuple(name for name in self._image.groups if name not in groups)
             if extras:
                 locked = self._locked(path.parent, Choice(extras=extras, itself=False))
                 self._take(locked, f"your groups={list(extras)!r}")
             return
         self._settings(document, path)
-        for name in self._image.groups:
-            if name in groups:
-                texts = tuple(_expanded(name, groups, path, ()))
-                entries = _checked(texts, f"{path}, [dependency-groups] {name}")
-            else:
-                texts = dependencies_of({**document["project"], "dependencies": []}, (name,))
-                entries = _checked(texts, f"{path}, [project.optional-dependencies] {name}")
-            _refuse_sources(document, entries, self._image, path)
-            self._found += [(entry, f"your groups=[{name!r}]") for entry in entries]
+        for name in chosen:
+            self._add(_group(document, name, path), f"your groups=[{name!r}]", document, path)
+        for name in extras:
+            self._add(_extra(document["project"], name, set()), f"your groups=[{name!r}]", document, path)
 
     def local(self) -> None:
-        """Read local wheels and projects, and their dependencies."""
+        """Read local wheels and projects."""
         asked = {*self._image.pip, *(entry for entry, _ in self._found)}
         for entry in sorted(entry for entry in asked if local_path(entry) is not None):
-            folder = located_project(located(self._root, local_path(entry) or ""), None)
+            folder = located(self._root, local_path(entry) or "")
             if folder in self._packages:
                 continue
-            origin = f"your pip=[{entry!r}]"
             if (folder / "pyproject.toml").is_file():
-                document = read_project(folder)
                 if lock_of(folder):
                     extras = tuple(entry.removesuffix("]").rpartition("[")[2].split(",")) if "[" in entry else ()
-                    self._take(self._locked(folder, Choice(extras=extras)), origin, {folder: entry})
+                    name = package_name(read_project(folder).get("project", {}).get("name", ""))
+                    self._take(self._locked(folder, Choice(extras=extras)), f"your pip=[{entry!r}]", {name: entry})
                     continue
-                self._settings(document, folder / "pyproject.toml")
-            package = self._packages[folder] = local_package(entry, folder)
-            needs = [(fields.requirement(need), origin) for need in package.dependencies]
-            if (folder / "pyproject.toml").is_file():
-                _refuse_sources(document, [need for need, _ in needs], self._image, folder / "pyproject.toml")
-            self._found += needs
+                self._settings(read_project(folder), folder / "pyproject.toml")
+            self._packages[folder] = local_package(entry, folder)
 
     def _project_file(self, path: Path, name: str) -> None:
         where = f"{name}, [project] dependencies"
         if lock_of(path.parent):
             self._take(self._locked(path.parent, Choice(itself=False)), where)
             return
-        table = read_project(path.parent)
-        _check_says_needs(table, path)
-        entries = _checked(dependencies_of(table.get("project", {}), ()), f"{path}, [project] dependencies")
-        self._settings(table, path)
-        _refuse_sources(table, entries, self._image, path)
-        self._found += [(entry, where) for entry in entries]
+        document = read_project(path.parent)
+        project = document.get("project")
+        if project is None or "dependencies" in project.get("dynamic", ()):
+            raise ConfigError(
+                f"{path} has no static [project] dependencies. Write them there, or install the project itself: "
+                f"Image(pip=[{str(path.parent)!r}])."
+            )
+        self._settings(document, path)
+        self._add(project.get("dependencies", []), where, document, path)
+
+    def _add(self, texts: Iterable[Any], origin: str, document: dict[str, Any], path: Path) -> None:
+        """Add requirements of a project without a lock. Those that uv would take from another source are refused."""
+        entries = _checked(texts, str(path))
+        sources = {package_name(name) for name in document.get("tool", {}).get("uv", {}).get("sources", {})}
+        said = {name for index in self._image.pip_indexes for name in index.packages}
+        said |= {requirement_name(entry) for entry in self._image.pip}
+        if missing := sorted(sources & {requirement_name(entry) for entry in entries} - said):
+            raise ConfigError(
+                f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image "
+                f"follows only through a lock: run `uv lock` in {path.parent}. Or name its source in the image: "
+                "pip_indexes for an index, pip for a path or a version."
+            )
+        self._found += [(entry, origin) for entry in entries]
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
         return locked_project(folder, choice, self._root, self._target)
 
-    def _take(self, locked: Locked, origin: str, entries: dict[Path, str] | None = None) -> None:
+    def _take(self, locked: Locked, origin: str, entries: dict[str, str] | None = None) -> None:
         """Add the packages of a lock."""
         known = {package.name: package for package in self._rules.pinned}
         for package in locked.packages:
@@ -203,26 +208,27 @@ class _Reading:
         self._image = replace(self._image, pip_indexes=(*self._image.pip_indexes, *locked.indexes))
         self._found += [(package.pin, origin) for package in locked.packages]
         for each in locked.local:
-            self._packages[each.path] = replace(each, entry=(entries or {}).get(each.path, each.entry))
+            self._packages[each.path] = replace(each, entry=(entries or {}).get(each.name, each.entry))
             self._found.append((self._packages[each.path].entry, origin))
-        self._override(locked.overrides)
+        self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, locked.overrides))
 
     def _settings(self, document: dict[str, Any], path: Path) -> None:
         """Add constraints and overrides of a project without a lock; warn of a lock that only its own tool reads."""
         for name, export in EXPORTS.items():
             if (path.parent / name).is_file():
                 warn(
-                    f"{path.parent / name} is not used, as only its own tool reads that form: what {path} needs is "
-                    f"resolved anew. To have the versions that it names, `{export}` in {path.parent}, and name "
-                    f"{export.split()[-1]} in requirements= in place of the project."
+                    f"{path.parent / name} is not used: only its own tool reads it, and {path} is locked without it. "
+                    f"To use its versions, run `{export}` in {path.parent} and name {export.split()[-1]} in "
+                    "requirements= instead of the project."
                 )
         settings = document.get("tool", {}).get("uv", {})
         constraints = _checked(settings.get("constraint-dependencies", ()), f"{path}, constraint-dependencies")
-        self._rules = replace(self._rules, constraints=_joined(self._rules.constraints, constraints))
-        self._override(_checked(settings.get("override-dependencies", ()), f"{path}, override-dependencies"))
-
-    def _override(self, overrides: Iterable[str]) -> None:
-        self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, overrides))
+        overrides = _checked(settings.get("override-dependencies", ()), f"{path}, override-dependencies")
+        self._rules = replace(
+            self._rules,
+            constraints=_joined(self._rules.constraints, constraints),
+            overrides=_joined(self._rules.overrides, overrides),
+        )
 
     def _line(self, line: Line) -> None:
         """Add the content of a line of a file."""
@@ -248,74 +254,51 @@ class _Reading:
 
 
 def _check_hash(path: Path, line: Line) -> None:
-    """Check that a local file is one of those that a line allows."""
     from skyward.builder.files.copied import sha256_of
 
     if path.is_file() and f"sha256:{sha256_of(path)}" not in line.hashes:
-        raise ConfigError(f"The hashes that {line.where} gives for {line.text} are not those of {path}.")
+        raise ConfigError(f"None of the hashes for {line.text} ({line.where}) matches {path}.")
 
 
 def _joined(known: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*known, *more}))
 
 
-def _checked(entries: Iterable[str], where: str) -> list[str]:
-    checked = []
-    for entry in entries:
-        try:
-            checked.append(fields.requirement(entry))
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {str(error).removeprefix('Image: ')}") from None
-    return checked
+def _checked(entries: Any, where: str) -> list[str]:
+    if isinstance(entries, str):
+        raise ConfigError(f"{where}: requirements must be a list, such as ['numpy>=2']; found {entries!r}.")
+    try:
+        return [fields.requirement(entry) for entry in entries]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {str(error).removeprefix('Image: ')}") from None
 
 
-def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, ...]) -> list[str]:
+def _group(document: dict[str, Any], name: str, path: Path) -> tuple[str, ...]:
     """Expand a dependency group with the groups it includes (PEP 735)."""
-    if name in above:
-        raise ConfigError(f"{path}: the dependency group {name!r} includes itself, by way of {above[-1]!r}.")
-    texts: list[str] = []
-    for entry in listed(groups[name], f"{path}: the dependency group {name!r}"):
-        inner = package_name(entry["include-group"]) if isinstance(entry, dict) and "include-group" in entry else None
-        if inner in groups:
-            texts += _expanded(inner, groups, path, (*above, name))
-        elif isinstance(entry, str):
-            texts.append(entry)
+    from packaging.dependency_groups import resolve_dependency_groups
+
+    try:
+        return resolve_dependency_groups(document["dependency-groups"], name)
+    except (ValueError, TypeError, LookupError, ExceptionGroup) as error:
+        raise ConfigError(f"{path}: the dependency group {name!r} is invalid: {error}.") from None
+
+
+def _extra(project: dict[str, Any], name: str, seen: set[str]) -> list[str]:
+    """Return the requirements of optional dependencies, which may name others of the same project."""
+    optional = {package_name(key): texts for key, texts in project["optional-dependencies"].items()}
+    found: list[str] = []
+    for text in optional.get(name, ()):
+        own = re.fullmatch(r"([A-Za-z0-9._-]+)\s*\[([^\]]+)\]", text)
+        if own and package_name(own[1]) == package_name(project.get("name", "")):
+            for inner in map(package_name, map(str.strip, own[2].split(","))):
+                found += [] if inner in seen else _extra(project, inner, seen | {name})
         else:
-            raise ConfigError(f"{path}: the dependency group {name!r} holds {entry!r}, which names no group there.")
-    return texts
+            found.append(text)
+    return found
 
 
-def _check_says_needs(table: dict[str, Any], path: Path) -> None:
-    """Check that a project without a lock declares its dependencies where all tools read them."""
-    project = table.get("project")
-    if project is not None and "dependencies" not in project.get("dynamic", ()):
-        listed(project.get("dependencies", []), f"{path}: [project] dependencies")
-        return
-    lacks = "has no [project] table" if project is None else "has its dependencies from its build (dynamic)"
-    remedy = "write them into [project] dependencies"
-    if "poetry" in table.get("tool", {}):
-        remedy = f"`poetry export -f requirements.txt -o requirements.txt` in {path.parent}, and name that file"
-    elif groups := table.get("dependency-groups"):
-        remedy = f"name its groups: Image(groups=[{min(groups)!r}])"
-    raise ConfigError(f"{path} {lacks}, so that what it needs cannot be read from it; {remedy}.")
-
-
-def _nearest(root: Path, image: Image) -> Path:
+def _nearest(root: Path, names: Iterable[str]) -> Path:
     for folder in (root, *root.parents):
         if (folder / "pyproject.toml").is_file():
             return folder / "pyproject.toml"
-    raise ConfigError(f"Image: groups={list(image.groups)!r}, but there is no pyproject.toml in {root} or above.")
-
-
-def _refuse_sources(document: dict[str, Any], entries: list[str], image: Image, path: Path) -> None:
-    """Refuse packages that uv would take from another source for this project, unless the image names their source."""
-    sources = document.get("tool", {}).get("uv", {}).get("sources", {})
-    elsewhere = {package_name(name) for name in sources} & {requirement_name(entry) for entry in entries}
-    said = {name for index in image.pip_indexes for name in index.packages}
-    said |= {requirement_name(entry) for entry in image.pip}
-    if missing := sorted(elsewhere - said):
-        raise ConfigError(
-            f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image follows "
-            f"by way of a lock only: `uv lock` in {path.parent}. Or say in the image where it comes from: pip_indexes "
-            "for an index, pip for a path or a version."
-        )
+    raise ConfigError(f"Image: groups={list(names)!r}, but there is no pyproject.toml in {root} or above.")

@@ -1,5 +1,5 @@
-"""Settings of this site: package indexes, mirrors and certificates.
+"""Settings of this site: package indexes, mirrors, logins and certificates.
 
-`settings.py` turns them into one script, which each build step reads from a secret mount. It takes the indexes from
-`indexes.py` (pip, uv, the index map, the keyring); `index_server.py` serves local folders.
+`indexes.py` reads them from pip's and uv's settings and the index map; `settings.py` hands them to uv here, and to the
+steps of a build as one script in a secret mount.
 """

@@ -1,31 +1,31 @@
-"""The site's settings for a build, as one shell script that each step reads from a secret mount.
+"""The site's settings, for uv here and for builds: a script that each step reads from a secret mount.
 
 It contains the site's CA bundle, package sources with their credentials, mirrors and time limits. BuildKit keeps the
-value of a secret out of layers, history and cache keys; the script writes only below a tmpfs.
+value of a secret out of layers, history and cache keys; the script writes only below a tmpfs. Folders of this machine
+are not in it: the files that a build needs of them are placed into its context (`place_files`).
 
-The trusted CA certificates follow one rule for builds and registries: those of the first of `SSL_CERT_FILE`,
-`REQUESTS_CA_BUNDLE`, `PIP_CERT`, `CURL_CA_BUNDLE` and pip's option `cert` that is set; else the system's own bundle.
-Each names a file of certificates in PEM form, or a directory of such files.
+The trusted CA certificates are those of the first of `SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `PIP_CERT`,
+`CURL_CA_BUNDLE` and pip's option `cert` that is set; else the system's own. Each names a file of certificates in PEM
+form, or a directory of such files.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
+import shutil
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from skyward.builder.folders import home as home_folder
 from skyward.builder.site.indexes import (
-    PYTHON_MIRROR,
     Indexes,
     folder_of,
     host_indexes,
@@ -34,21 +34,23 @@ from skyward.builder.site.indexes import (
     pip_option,
     python_builds,
     with_password,
+    with_passwords,
 )
 from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.image.lock import Sources, index_id
-from skyward.model.image import Image
+from skyward.model.image import Image, package_name
 
-_DEFAULT = "default"  # key in the site's map: used if no index is named
 _PLACE = "/run/skyward"
+_NO_INDEX = "none"  # stands for an index whose mirror is a folder
 _MAX_SECRET = 500 * 1024  # BuildKit's limit
+_ENDINGS = (".whl", ".tar.gz", ".zip")
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _CERTIFICATE = re.compile(
     r"-----BEGIN (?:TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", re.DOTALL
 )
-_log = logging.getLogger(__name__)
-_said: set[str] = set()
+
+_PIN = re.compile(r"^(\S+?)==(\S+)((?:[\s\\]+--hash=\S+)*)", re.MULTILINE)  # of a requirements file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,28 @@ class Site:
     python: Mapping[str, str] = field(default_factory=dict)
     timeout_s: int | None = None
 
+    def place(self, index: str) -> str:
+        """Return the address of an index at this site: that of its mirror, if there is one.
+
+        Raises:
+            ConfigError: the mirror is a folder that does not exist.
+        """
+        mirror = dict(self.mirrors).get(index.rstrip("/"), index)
+        folder = folder_of(mirror)
+        if mirror != index and folder is not None and not folder.is_dir():
+            raise ConfigError(
+                f"The site's index map replaces {index} by the folder {folder}, which does not exist. Correct "
+                "SKYWARD_INDEXES or [tool.skyward.indexes]."
+            )
+        return mirror
+
+    @property
+    def sources(self) -> Iterator[str]:
+        """All its package sources."""
+        default = [self.indexes.default] if self.indexes.default else []
+        yield from map(self.place, (*self.indexes.extra, *default))
+        yield from (*self.indexes.find_links, *(mirror for _, mirror in self.mirrors))
+
 
 def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None, folder: Path | None = None) -> Site:
     """Read the site from this machine's environment and configuration files.
@@ -85,39 +109,15 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     bundle = ca_bundle(environ, home)
     indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
     if indexes.keyring:
-        indexes, mapped = _with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
+        indexes, mapped = with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
+    # the key "default" in the site's map is used if no index is named
     return Site(
         ca=certificates(bundle.path, bundle.origin) if bundle else "",
-        indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
+        indexes=replace(indexes, default=indexes.default or mapped.pop("default", None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
         python=python_builds(environ, home),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
-    )
-
-
-def _with_passwords(indexes: Indexes) -> Indexes:
-    return replace(
-        indexes,
-        default=indexes.default and with_password(indexes.default),
-        extra=tuple(map(with_password, indexes.extra)),
-        find_links=tuple(map(with_password, indexes.find_links)),
-    )
-
-
-def without_folders(site: Site) -> Site:
-    """Return the site for a build on another machine, which cannot reach the folders served on this one."""
-    indexes = replace(
-        site.indexes,
-        default=next((source for source in [site.indexes.default] if source and folder_of(source) is None), None),
-        extra=tuple(source for source in site.indexes.extra if folder_of(source) is None),
-        find_links=tuple(source for source in site.indexes.find_links if folder_of(source) is None),
-    )
-    return replace(
-        site,
-        indexes=indexes,
-        mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None),
-        python={name: value for name, value in site.python.items() if name != PYTHON_MIRROR or not folder_of(value)},
     )
 
 
@@ -143,117 +143,158 @@ class UvSettings:
         files: texts by file name.
         variables: names of these files by environment variable.
         more: further environment variables.
-        scoped: URL at this site for each index that the image names, by its URL.
+        scoped: for each index that the image names, by its URL, where uv finds it at this site.
     """
 
     files: dict[str, str]
     variables: dict[str, str]
     more: dict[str, str]
-    scoped: dict[str, str]
+    scoped: dict[str, dict[str, str]]
 
 
-def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSettings:
-    """Return the settings of uv and pip; `serve` returns the URLs of local folders.
+def uv_settings(site: Site, image: Image, *, folders: bool = True) -> UvSettings:
+    """Return the settings of uv and pip, with or without the folders of this machine.
 
     Raises:
         ConfigError: a mirror is a folder that does not exist.
     """
-    address = partial(_address, dict(site.mirrors), serve)
-    files = {"uv.toml": _uv_toml(site.indexes, address), "pip.conf": _pip_conf(site.indexes, address)}
+    indexes = site.indexes
+    default = site.place(indexes.default) if indexes.default else None
+    extra, links = tuple(map(site.place, indexes.extra)), indexes.find_links
+    if not folders:
+        is_folder = default is not None and folder_of(default) is not None
+        extra, links = (tuple(each for each in given if folder_of(each) is None) for given in (extra, links))
+        default, indexes = (None, replace(indexes, no_index=True)) if is_folder and not extra else (default, indexes)
+        default = None if is_folder else default
+    indexes = replace(indexes, default=default, extra=extra, find_links=links)
+    files = {"uv.toml": _uv_toml(indexes), "pip.conf": _pip_conf(indexes)}
     variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
     if site.ca:
         files["ca.pem"] = site.ca
         names = (*CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
         variables |= dict.fromkeys(names, "ca.pem")
-    scoped = {index.url: address(index.url) for index in image.pip_indexes}
-    python = {name: address(value) if name == PYTHON_MIRROR else value for name, value in site.python.items()}
-    if logins := _logins(site.netrc, [*files.values(), *scoped.values(), *python.values()]):
+    scoped = {index.url: _index(site.place(index.url)) for index in image.pip_indexes}
+    urls = [each["url"] for each in scoped.values()]
+    if logins := _logins(site.netrc, [*files.values(), *urls, *site.python.values()]):
         files["netrc"] = logins
         variables["NETRC"] = "netrc"
-    more = python
-    if site.indexes.insecure_hosts:  # the file is not read for scoped indexes
-        more["UV_INSECURE_HOST"] = " ".join(site.indexes.insecure_hosts)
+    more = dict(site.python)
+    if indexes.insecure_hosts:  # the file is not read for scoped indexes
+        more["UV_INSECURE_HOST"] = " ".join(indexes.insecure_hosts)
     if site.timeout_s:
         more |= dict.fromkeys(("UV_HTTP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"), str(site.timeout_s))
     return UvSettings(files=files, variables=variables, more=more, scoped=scoped)
 
 
-def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
-    """Return the script for a plan's build; `serve` returns the URLs that replace local folders.
+def site_script(site: Site, plan: Plan) -> str:
+    """Return the script for a plan's build.
 
     Raises:
         ConfigError: a mirror is a folder that does not exist, or the script exceeds the size limit of a secret.
     """
-    settings = uv_settings(with_sources(site, plan.lock.sources) if plan.lock else site, plan.image, serve)
+    site = with_sources(site, plan.lock.sources) if plan.lock else site
+    settings = uv_settings(site, plan.image, folders=False)
     files, variables = dict(settings.files), dict(settings.variables)
     if site.ca:
         files["apt.conf"] = f'Acquire::https::CAInfo "{_PLACE}/ca.pem";\n'
         variables["APT_CONFIG"] = "apt.conf"
-    more = settings.more | {
-        f"SKYWARD_INDEX_{index_id(url)}": used for url, used in settings.scoped.items() if url != used
-    }
+    moved = {url: used["url"] for url, used in settings.scoped.items() if url != used["url"]}
+    places = {url: used if folder_of(used) is None else _NO_INDEX for url, used in moved.items()}
+    more = settings.more | {f"SKYWARD_INDEX_{index_id(url)}": used for url, used in places.items()}
     lines = [f"export {name}={_PLACE}/{file}" for name, file in variables.items()]
     lines += [f"cat > {_PLACE}/{name} <<'SKYWARD_END'\n{text.rstrip()}\nSKYWARD_END" for name, text in files.items()]
-    # folders are served on the loopback interface, which proxies do not reach
-    lines += [f'export {name}="127.0.0.1,localhost${{{name}:+,${name}}}"' for name in ("NO_PROXY", "no_proxy")]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in more.items()]
     script = "\n".join(lines) + "\n"
     size = len(script.encode())
     if size > _MAX_SECRET:
         raise ConfigError(
-            f"The CA bundle and index settings of this machine come to {size >> 10} KB; a build takes at most "
-            f"{_MAX_SECRET >> 10} KB. Point SSL_CERT_FILE to a bundle with fewer certificates."
+            f"The CA bundle and index settings of this machine have {size >> 10} KB; a build accepts "
+            f"{_MAX_SECRET >> 10} KB. Set SSL_CERT_FILE to a bundle with fewer certificates."
         )
     return script
 
 
-def _address(mirrors: Mapping[str, str], serve: Callable[[Path], str], source: str) -> str:
-    """Return the URL at which builds find a package source: that of its mirror, or of a served folder."""
-    mirror = mirrors.get(source.rstrip("/"), source)
-    folder = folder_of(mirror)
+def place_files(site: Site, plan: Plan, requirements: Path) -> None:
+    """Put the package files that a build installs from folders of this machine beside its requirement files.
+
+    They are hard links where possible: wheels of frameworks have hundreds of megabytes.
+    """
+    from skyward.builder.files.copied import sha256_of
+
+    site = with_sources(site, plan.lock.sources) if plan.lock else site
+    folders = [folder for source in dict.fromkeys(site.sources) if (folder := folder_of(source))]
+    loose = {folder: _package_files(folder) for folder in folders}
+    for file in requirements.rglob("*.txt"):
+        for name, version, hashes in _PIN.findall(file.read_text(encoding="utf-8")):
+            for folder in folders:
+                for found in (*loose[folder], *_listed(folder / name)):
+                    target = file.parent / found.name
+                    if _is_of(found.name, name, version) and sha256_of(found) in hashes and not target.exists():
+                        _link(found, target)
+
+
+def _package_files(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if path.name.endswith(_ENDINGS)]
+    return []
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return the files of one package in a folder that is an index (PEP 503): those in it, and those it links to."""
+    page = folder / "index.html"
+    links = re.findall(r'href="([^"#]+)', page.read_text(encoding="utf-8")) if page.is_file() else []
+    found = [Path(os.path.normpath(folder / unquote(link.removeprefix("file://")))) for link in links]
+    return _package_files(folder) + [path for path in found if path.name.endswith(_ENDINGS) and path.is_file()]
+
+
+def _is_of(file: str, name: str, version: str) -> bool:
+    stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", file)
+    words = stem.split("-")[:2] if file.endswith(".whl") else stem.rpartition("-")[::2]
+    return package_name(words[0]) == name and words[1] == version
+
+
+def _link(source: Path, target: Path) -> None:
+    usual = source.stat().st_mode & 0o777 == 0o644  # a build context has these modes; those of a link are the file's
+    with suppress(OSError):
+        if usual:
+            target.hardlink_to(source.resolve())
+            return
+    shutil.copyfile(source, target)
+
+
+def _index(source: str) -> dict[str, str]:
+    """Return uv's table of an index: a URL, or a folder with files or with one folder for each package."""
+    folder = folder_of(source)
     if folder is None:
-        return mirror
-    if mirror != source and not folder.is_dir():
-        raise ConfigError(
-            f"The site's index map replaces {source} by the folder {folder}, which does not exist. Correct "
-            "SKYWARD_INDEXES or [tool.skyward.indexes]."
-        )
-    return serve(folder)
+        return {"url": source}
+    return {"url": folder.as_uri()} | ({"format": "flat"} if _package_files(folder) else {})
 
 
-def _uv_toml(indexes: Indexes, address: Callable[[str], str]) -> str:
+def _uv_toml(indexes: Indexes) -> str:
     import tomli_w
 
-    settings: dict[str, Any] = {}
-    if indexes.find_links:
-        settings["find-links"] = [address(source) for source in indexes.find_links]
-    if indexes.insecure_hosts:
-        settings["allow-insecure-host"] = list(indexes.insecure_hosts)
-    if indexes.no_index:
-        settings["no-index"] = True
-    if indexes.strategy:
-        settings["index-strategy"] = indexes.strategy
-    listed: list[dict[str, Any]] = [{"url": address(source)} for source in indexes.extra]
+    links = [each for each in indexes.find_links if (folder := folder_of(each)) is None or folder.is_dir()]
+    settings: dict[str, Any] = {
+        "find-links": links,
+        "allow-insecure-host": list(indexes.insecure_hosts),
+        "no-index": indexes.no_index,
+        "index-strategy": indexes.strategy,
+        "index": [_index(each) for each in indexes.extra],
+    }
     if indexes.default:
-        listed.append({"url": address(indexes.default), "default": True})
-    if listed:
-        settings["index"] = listed
-    return tomli_w.dumps(settings)
+        settings["index"].append(_index(indexes.default) | {"default": True})
+    return tomli_w.dumps({name: value for name, value in settings.items() if value})
 
 
-def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:
-    lines = ["[global]"]
-    if indexes.default:
-        lines.append(f"index-url = {address(indexes.default)}")
-    lists = {"extra-index-url": indexes.extra, "find-links": indexes.find_links}
-    for name, sources in lists.items():
-        if sources:
-            lines.append(f"{name} = {' '.join(address(source) for source in sources)}")
-    if indexes.insecure_hosts:
-        lines.append(f"trusted-host = {' '.join(indexes.insecure_hosts)}")
-    if indexes.no_index:
-        lines.append("no-index = true")
-    return "\n".join(lines)
+def _pip_conf(indexes: Indexes) -> str:
+    settings = {
+        "index-url": indexes.default or "",
+        "extra-index-url": " ".join(indexes.extra),
+        "find-links": " ".join(indexes.find_links),
+        "trusted-host": " ".join(indexes.insecure_hosts),
+        "no-index": "true" if indexes.no_index else "",
+    }
+    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items() if value)])
 
 
 def _logins(file: Path | None, texts: Iterable[str]) -> str:
@@ -271,44 +312,26 @@ def _logins(file: Path | None, texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Certificates to trust.
-
-    Attributes:
-        path: the file or directory that contains them.
-        origin: the setting that names it, such as "SSL_CERT_FILE".
-        unused: other settings that name different certificates, as text; "" if there are none.
-    """
+    """Certificates to trust: the file or directory that contains them, and the setting that names it."""
 
     path: Path
     origin: str
-    unused: str = ""
 
     def __str__(self) -> str:
-        """Describe for messages the file, the setting that names it, and the unused settings."""
-        return f"{self.path} (named by {self.origin}{f'; not used: {self.unused}' if self.unused else ''})"
+        """Describe it for messages."""
+        return f"{self.path} (named by {self.origin})"
 
 
 def ca_bundle(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Bundle | None:
-    """Return the trusted bundle; None if nothing is set and the system has none. Logs once which settings are not used.
-
-    Raises:
-        ConfigError: the first setting names nothing readable, or nothing that contains a certificate.
-    """
-    named = {name: environ[name] for name in CA_VARIABLES if environ.get(name)}
-    cert = pip_option("cert", environ, home or home_folder())
-    if cert and cert not in named.values():
-        named["pip's option cert"] = cert
+    """Return the trusted bundle; None if nothing is set and the system has none."""
+    named = [(name, environ[name]) for name in CA_VARIABLES if environ.get(name)]
+    if not named and (cert := pip_option("cert", environ, home or home_folder())):
+        named = [("pip's option cert", cert)]
     if not named:
         system = ssl.get_default_verify_paths()
         place = system.cafile or system.capath
         return Bundle(path=Path(place), origin="the system's OpenSSL") if place else None
-    (origin, file), *others = named.items()
-    wanted = certificates(Path(file), origin)
-    unused = ", ".join(f"{name}={other}" for name, other in others if _differs(wanted, Path(other)))
-    if unused and unused not in _said:
-        _said.add(unused)
-        _log.warning("The CA certificates of %s=%s are trusted; those of %s are not used.", origin, file, unused)
-    return Bundle(path=Path(file), origin=origin, unused=unused)
+    return Bundle(path=Path(named[0][1]), origin=named[0][0])
 
 
 def certificates(bundle: Path, origin: str) -> str:
@@ -318,27 +341,14 @@ def certificates(bundle: Path, origin: str) -> str:
         ConfigError: it cannot be read, or contains none.
     """
     try:
-        blocks = _blocks(bundle)
+        # directories list each several times: by name, by the hash that OpenSSL looks for, and in a combined file
+        files = [path for path in sorted(bundle.iterdir()) if path.is_file()] if bundle.is_dir() else [bundle]
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     except OSError as error:
         raise ConfigError(
-            f"{origin} names {shlex.quote(str(bundle))} as CA bundle, which cannot be read: {error.strerror}. "
-            "Correct or unset it."
+            f"{origin} names {bundle}, which cannot be read: {error.strerror}. Correct or unset it."
         ) from None
+    blocks = dict.fromkeys(block for text in texts for block in _CERTIFICATE.findall(text))
     if not blocks:
-        raise ConfigError(f"The CA bundle {bundle} holds no certificate in PEM form; {origin} names it.")
+        raise ConfigError(f"The CA bundle {bundle} ({origin}) has no certificate in PEM form.")
     return "\n".join(blocks) + "\n"
-
-
-def _blocks(bundle: Path) -> list[str]:
-    if not bundle.is_dir():
-        return _CERTIFICATE.findall(bundle.read_text(encoding="utf-8", errors="replace"))
-    # directories list each several times: by name, by the hash that OpenSSL looks for, and in a combined file
-    found = (block for path in sorted(bundle.iterdir()) if path.is_file() for block in _blocks(path))
-    return list(dict.fromkeys(found))
-
-
-def _differs(text: str, other: Path) -> bool:
-    try:
-        return "\n".join(_blocks(other)) + "\n" != text
-    except OSError:  # an unused file that cannot be read is not an error, but it is reported as unused
-        return True

@@ -6,7 +6,9 @@ for given; do
     file=/run/requirements/${given%%=*}
     case $given in
     *=*)
-        (unset UV_CONFIG_FILE && uv_pip --require-hashes -r "$file" --no-config --default-index "$(address_of "${given#*=}")")
+        address=$(address_of "${given#*=}")
+        if [ "$address" = none ]; then set -- --no-index; else set -- --default-index "$address"; fi
+        (unset UV_CONFIG_FILE && uv_pip --require-hashes -r "$file" --no-config "$@")
         ;;
     *.source.txt)
         name=${given%.source.txt}
@@ -17,3 +19,4 @@ for given; do
     *) uv_pip --require-hashes -r "$file" ;;
     esac
 done
+forget_times

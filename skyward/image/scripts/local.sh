@@ -9,6 +9,4 @@ for given; do
         uv_pip --refresh "/run/local/$given"
     fi
 done
-# uv notes in a package when its files last changed, which no setting prevents; only uv reads it
-find /opt/venv -name uv_cache.json -newer /run/skyward/begun -exec \
-    sh -c 'rm "$1"; sed -i /uv_cache.json/d "${1%/*}/RECORD"' - {} \;
+forget_times

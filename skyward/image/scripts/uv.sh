@@ -16,4 +16,5 @@ fi
 unset PIP_PREFIX PIP_ROOT PIP_CONSTRAINT
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0
 export PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-"$python" -m pip install --quiet --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/steps/uv.txt
+"$python" -m pip install --quiet --no-deps --only-binary :all: --require-hashes --find-links /run/requirements \
+    --target /opt/uv -r /run/requirements/uv.txt

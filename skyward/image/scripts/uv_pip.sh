@@ -1,6 +1,7 @@
 # uv_pip ARGUMENT...: installs into /opt/venv exactly the packages of a lock, from whichever index has the file of a hash.
 # A lock may have been made where the indexes were asked in another order.
 export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python
+[ ! -d /run/requirements ] || export UV_FIND_LINKS=/run/requirements # the client's own files are beside the lists
 export PYC_INVALIDATION_MODE=UNCHECKED_HASH # importing torch takes 13 % less time
 said=$(/opt/venv/bin/python -c '' 2>/dev/null || :; echo .) # the dot keeps empty lines
 if [ "$said" != . ]; then
@@ -19,7 +20,7 @@ uv_pip() {
         ${platform:+--python-platform "$platform"} "$@"
 }
 
-# The address of an index at this site, which may have a mirror of it.
+# The address of an index at this site, which may have a mirror of it; "none" if that is a folder on the client.
 address_of() {
     variable=SKYWARD_INDEX_$(printf %s "$1" | sha256sum | cut -c-8)
     eval "mirror=\${$variable:-}"
@@ -39,9 +40,16 @@ uv_build() {
     shift
     if [ -r "$pages" ]; then
         while read -r index name; do
-            set -- "$@" --find-links "$(address_of "$index" | sed 's:/*$::')/$name/"
+            address=$(address_of "$index" | sed 's:/*$::')
+            [ "$address" = none ] || set -- "$@" --find-links "$address/$name/"
         done < "$pages"
     fi
     UV_CACHE_DIR=/run/cache/built/$(cat /var/lib/dpkg/status "$constraints" 2>/dev/null | sha256sum | cut -c-16) \
         uv_pip --preview-features build-dependency-hashes --require-build-hashes --build-constraints "$constraints" "$@"
+}
+
+# forget_times: removes what uv notes in a package from a file: when that last changed. Only uv reads it.
+forget_times() {
+    find /opt/venv -name uv_cache.json -newer /run/skyward/begun -exec \
+        sh -c 'rm "$1"; sed -i /uv_cache.json/d "${1%/*}/RECORD"' - {} \;
 }

@@ -18,7 +18,6 @@ from skyward.builder.events import Event, warn
 from skyward.builder.explain import recall, remember
 from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.lock import Request, _read, _write
-from skyward.builder.site.index_server import _own_token
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
 from skyward.image import Lock
 from skyward.model.image import Image
@@ -52,7 +51,6 @@ def _use_everything(tmp_path: Path) -> None:
     """Write and read all that is kept; only what this process notes itself is sure to be known again."""
     (tmp_path / "a.whl").write_bytes(b"x")
     assert len(sha256_of(tmp_path / "a.whl")) == 64
-    assert len(_own_token()) == 32
     _write(folders.cache_path("locks", "a.json"), REQUEST, Lock())
     _read(folders.cache_path("locks", "a.json"))
     assert isinstance(folders.newest(folders.cache_path("locks"), "*.json"), list)

@@ -462,14 +462,16 @@ def test_labels() -> None:
 def test_scoped_packages_have_one_source() -> None:
     """Each scoped package is pinned to its index; one the image does not list is an extra, installed when needed."""
     image = IMAGES["torch"]
-    document = tomllib.loads(requirements_file(image, python="3.11"))
+    document = tomllib.loads(requirements_file(image, image.pip, python="3.11"))
     uv = document["tool"]["uv"]
     assert uv["index"] == [{"name": "scoped-1", "url": CPU, "explicit": True}]
     assert uv["sources"] == {"torch": {"index": "scoped-1"}, "torchvision": {"index": "scoped-1"}}
     assert document["project"]["optional-dependencies"] == {"torchvision": ["torchvision"]}
     assert f"install index-{index_id(CPU)}.txt={CPU}\n" in compiled(image).dockerfile
-    mirrored = tomllib.loads(requirements_file(image, python="3.11", mirrors={CPU: "http://127.0.0.1:1/x"}))
-    assert mirrored["tool"]["uv"]["index"][0]["url"] == "http://127.0.0.1:1/x"
+    mirrored = tomllib.loads(
+        requirements_file(image, image.pip, python="3.11", places={CPU: {"url": "http://127.0.0.1:1/x"}})
+    )
+    assert mirrored["tool"]["uv"]["index"][0]["url"] == "http://m"
 
 
 @pytest.mark.alone

@@ -15,7 +15,7 @@ from skyward.builder.docker.command import Folders, run_there
 from skyward.builder.docker.output import Progress
 from skyward.builder.events import Event
 from skyward.builder.registry.auth import Credentials
-from skyward.errors import EngineError, EngineMissingError
+from skyward.errors import EngineMissingError
 from skyward.image import TIME
 from skyward.model.image import Image
 from skyward.model.ssh import SshHost
@@ -174,20 +174,6 @@ def test_what_a_killed_script_leaves_goes_with_the_next_build(place: Path) -> No
         ]
         assert (place / "elsewhere").is_dir()
         owner.communicate()
-
-
-def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
-    """A connection that others share would keep the port when the build has ended."""
-    _script(place, "ssh", f'echo "$@" > {place}/words; echo "Error: remote port forwarding failed"; exit 255')
-    host = SshHost(host="box", control="/shared")
-    progress = Progress((), print)
-
-    with pytest.raises(EngineError, match="AllowTcpForwarding"):
-        run_there(host, [], progress, Folders(place / "place/context"), forward="127.0.0.1:46000:127.0.0.1:42000")
-
-    words = (place / "words").read_text()
-    assert "-o ExitOnForwardFailure=yes -R 127.0.0.1:46000:127.0.0.1:42000" in words
-    assert "/shared" not in words
 
 
 def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

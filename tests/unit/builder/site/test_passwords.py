@@ -31,30 +31,24 @@ esac
     return asked
 
 
-def test_the_address_is_asked_for_before_the_host(keyring: Path) -> None:
-    """As uv does; a password goes into the address in a form that cannot break it."""
-    assert with_password("https://ann@a.example/simple") == "https://ann:p%20w%2F1@a.example/simple"
-    assert with_password("https://me%40work@b.example:8443/x") == "https://me%40work:two@b.example:8443/x"
-    assert keyring.read_text().splitlines() == [
-        "get https://a.example/simple ann",
-        "get https://b.example:8443/x me@work",
-        "get b.example:8443 me@work",
-    ]
+@pytest.mark.parametrize(
+    ("url", "expected", "questions"),
+    [
+        ("https://ann@a.example/simple", "https://ann:p%20w%2F1@a.example/simple", 1),
+        ("https://me%40work@b.example:8443/x", "https://me%40work:two@b.example:8443/x", 2),
+        ("https://bob@a.example/simple", "https://bob@a.example/simple", 2),
+        ("https://a.example/simple", "https://a.example/simple", 0),
+        ("https://ann:own@a.example/simple", "https://ann:own@a.example/simple", 0),
+        ("/srv/wheels", "/srv/wheels", 0),
+    ],
+)
+def test_passwords_of_urls(keyring: Path, url: str, expected: str, questions: int) -> None:
+    """The address is asked for before the host, as uv does; only a user without a password is asked for."""
+    assert with_password(url) == expected
+    assert len(keyring.read_text().splitlines() if keyring.exists() else []) == questions
 
 
-@pytest.mark.parametrize("url", ["https://a.example/simple", "https://ann:own@a.example/simple", "/srv/wheels"])
-def test_what_names_no_user_or_has_a_password_is_left(keyring: Path, url: str) -> None:
-    """Nothing is asked for it."""
-    assert with_password(url) == url
-    assert not keyring.exists()
-
-
-def test_nobody_known(keyring: Path) -> None:
-    """The address stays as it is; the index will say what it wants."""
-    assert with_password("https://bob@a.example/simple") == "https://bob@a.example/simple"
-
-
-def test_a_site_with_a_keyring(keyring: Path, tmp_path: Path) -> None:
+def test_a_site_with_a_keyring(keyring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes and mirrors get their passwords, where the settings name a keyring; else nobody is asked."""
     ann, environ = "https://ann@a.example/simple", {"UV_KEYRING_PROVIDER": "subprocess"}
     environ |= {"UV_INDEX": ann, "SKYWARD_INDEXES": f'{{"https://c.example": "{ann}"}}'}
@@ -64,10 +58,6 @@ def test_a_site_with_a_keyring(keyring: Path, tmp_path: Path) -> None:
     keyring.unlink()
     assert read_site(environ | {"UV_KEYRING_PROVIDER": ""}, tmp_path, tmp_path).indexes.extra == (ann,)
     assert not keyring.exists()
-
-
-def test_no_keyring_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said what wants it, and what to do."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'ann' at https://a\.example/simple from a keyring.*no `keyring` command"):
-        with_password("https://ann@a.example/simple")
+    with pytest.raises(ConfigError, match=r"there is no `keyring` command"):
+        with_password(ann)

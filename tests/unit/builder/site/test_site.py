@@ -1,7 +1,8 @@
-"""The site script: what it holds, and what a shell makes of it."""
+"""The site script, and what a shell makes of it; files of folders, which a build context gets."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import tomllib
 from configparser import RawConfigParser
@@ -11,19 +12,16 @@ from pathlib import Path
 import pytest
 
 from skyward.builder.site.indexes import Indexes
-from skyward.builder.site.settings import Site, read_site, site_script, without_folders
+from skyward.builder.site.settings import Site, place_files, read_site, site_script, uv_settings
 from skyward.errors import ConfigError
 from skyward.image.lock import index_id
 from skyward.model.image import Image, PipIndex
+from tests.unit.builder.wheels import make_index, make_sdist, make_wheel
 from tests.unit.image.images import compiled
 
 CPU = "https://download.pytorch.org/whl/cpu"
 TORCH = compiled(Image(pip=["torch"], pip_indexes=[PipIndex(CPU, ["torch"])]))
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nabc=\n-----END CERTIFICATE-----\n"
-
-
-def _served(folder: Path) -> str:
-    return f"http://127.0.0.1:1/t{folder}"
 
 
 def _run(script: str, place: Path) -> dict[str, str]:
@@ -35,68 +33,87 @@ def _run(script: str, place: Path) -> dict[str, str]:
 
 
 def test_what_a_step_gets(tmp_path: Path) -> None:
-    """CA bundle, uv's and pip's configuration, mirrors and limits, each where its tool looks."""
-    (tmp_path / "wheels").mkdir()
+    """CA bundle, uv's and pip's configuration, mirrors and limits, each where its tool looks; no folder of here."""
     site = Site(
         ca=CERTIFICATE,
         indexes=Indexes(
             default="https://u:$p`@a.example/simple",
-            extra=("file:///opt/tree/simple",),
-            find_links=(str(tmp_path / "wheels"),),
+            extra=("file:///opt/tree/simple", "https://räder.example/\U0001f600/simple"),
+            find_links=(str(tmp_path), "https://a.example/files"),
             insecure_hosts=("a.example",),
             strategy="unsafe-best-match",
         ),
-        mirrors=((CPU, str(tmp_path / "wheels")),),
+        mirrors=((CPU, str(tmp_path)),),
         timeout_s=90,
     )
     place = tmp_path / "run"
-    env = _run(site_script(site, TORCH, _served), place)
+    env = _run(site_script(site, TORCH), place)
     assert Path(env["SSL_CERT_FILE"]).read_text() == CERTIFICATE
     assert env["PIP_CERT"] == env["REQUESTS_CA_BUNDLE"] == env["SSL_CERT_FILE"]
     assert str(place / "ca.pem") in Path(env["APT_CONFIG"]).read_text()
-    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
-    assert uv == {
-        "find-links": [_served(tmp_path / "wheels")],
+    assert tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text()) == {
+        "find-links": ["https://a.example/files"],
         "allow-insecure-host": ["a.example"],
         "index-strategy": "unsafe-best-match",
         "index": [
-            {"url": _served(Path("/opt/tree/simple"))},
+            {"url": "https://räder.example/\U0001f600/simple"},
             {"url": "https://u:$p`@a.example/simple", "default": True},
         ],
     }
     pip = RawConfigParser()
     pip.read(env["PIP_CONFIG_FILE"])
     assert pip["global"]["index-url"] == "https://u:$p`@a.example/simple"
-    assert pip["global"]["find-links"] == _served(tmp_path / "wheels")
-    assert env[f"SKYWARD_INDEX_{index_id(CPU)}"] == _served(tmp_path / "wheels")
-    assert (env["UV_HTTP_TIMEOUT"], env["NO_PROXY"]) == ("90", "127.0.0.1,localhost")
-
-
-def test_names_beyond_ascii(tmp_path: Path) -> None:
-    """Whatever a source is called, uv reads the name it has; JSON's escapes would not do, as TOML has fewer."""
-    source = 'https://räder.example/\U0001f600/\x7f/"\\/\u2028'
-    script = site_script(Site(indexes=Indexes(default=source, extra=(f"{source}/more",))), TORCH, _served)
-    env = _run(script, tmp_path / "run")
-    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text(encoding="utf-8"))
-    assert uv == {"index": [{"url": f"{source}/more"}, {"url": source, "default": True}]}
+    assert pip["global"]["find-links"] == "https://a.example/files"
+    assert env[f"SKYWARD_INDEX_{index_id(CPU)}"] == "none"
+    assert env["UV_HTTP_TIMEOUT"] == "90"
 
 
 def test_a_plain_site(tmp_path: Path) -> None:
     """Nothing set: the base's own certificates, PyPI, the indexes the image names."""
-    env = _run(site_script(Site(), TORCH, _served), tmp_path / "run")
+    env = _run(site_script(Site(), TORCH), tmp_path / "run")
     assert "SSL_CERT_FILE" not in env
     assert not [name for name in env if name.startswith("SKYWARD_INDEX_")]
-    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
-    assert uv == {}
+    assert tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text()) == {}
+
+
+def test_a_site_whose_only_index_is_a_folder(tmp_path: Path) -> None:
+    """uv reads it here; a build has its files, and asks no other index."""
+    make_wheel(tmp_path / "flat", "leaf", "1.0")
+    site = Site(indexes=Indexes(default=str(tmp_path / "flat")))
+    here = tomllib.loads(uv_settings(site, TORCH.image).files["uv.toml"])
+    assert here == {"index": [{"url": f"file://{tmp_path}/flat", "format": "flat", "default": True}]}
+    assert tomllib.loads(uv_settings(site, TORCH.image, folders=False).files["uv.toml"]) == {"no-index": True}
+
+
+def test_files_of_folders(tmp_path: Path) -> None:
+    """Those that requirement files name by version and hash, as links: loose ones, an index's, and source packages."""
+    loose = make_wheel(tmp_path / "loose", "Big_Thing", "2.0+cpu")
+    make_wheel(tmp_path / "loose", "other", "1.0")
+    make_wheel(tmp_path / "loose", "Big_Thing", "1.0")
+    source = make_sdist(tmp_path / "loose", "my-source", "1.0", {})
+    make_wheel(tmp_path / "simple", "in_index", "1.0")
+    make_index(tmp_path / "simple")
+    (listed,) = (tmp_path / "simple/in-index").glob("*.whl")
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in (loose, source, listed)}
+    folder = tmp_path / "requirements/light"
+    folder.mkdir(parents=True)
+    lines = [
+        f"big-thing==2.0+cpu --hash=sha256:{digests[loose]}",
+        f"my-source==1.0 \\\n    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{digests[source]}",
+        f"in-index==1.0 --hash=sha256:{digests[listed]}",
+        f"other==1.0 --hash=sha256:{'0' * 64}",
+    ]
+    (folder / "locked.txt").write_text("\n".join(lines))
+    indexes = Indexes(extra=((tmp_path / "simple").as_uri(),), find_links=(str(tmp_path / "loose"), "/nowhere"))
+    place_files(Site(indexes=indexes), TORCH, tmp_path / "requirements")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*(path.name for path in digests), "locked.txt"])
+    assert (folder / loose.name).samefile(loose)
 
 
 def test_the_default_index_can_be_mapped(tmp_path: Path) -> None:
     """`default` in the map stands for the index that is used where none is named; a named one wins."""
     environ = {"SKYWARD_INDEXES": '{"default": "https://m.example/simple"}'}
-    site = replace(read_site(environ, home=tmp_path, folder=tmp_path), ca="")
-    env = _run(site_script(site, TORCH, _served), tmp_path / "run")
-    assert "https://m.example/simple" in Path(env["UV_CONFIG_FILE"]).read_text()
-
+    assert read_site(environ, home=tmp_path, folder=tmp_path).indexes.default == "https://m.example/simple"
     named = read_site(environ | {"PIP_INDEX_URL": "https://own.example/simple"}, home=tmp_path, folder=tmp_path)
     assert named.indexes.default == "https://own.example/simple"
 
@@ -104,56 +121,43 @@ def test_the_default_index_can_be_mapped(tmp_path: Path) -> None:
 def test_a_mapped_folder_must_exist() -> None:
     """A map to a folder that is not there is an error that names both."""
     with pytest.raises(ConfigError, match=rf"{CPU} by the folder /nowhere, which does not exist"):
-        site_script(Site(mirrors=((CPU, "/nowhere"),)), TORCH, _served)
-
-
-def test_another_machine_sees_no_folders() -> None:
-    """For a build elsewhere only what the network offers remains."""
-    indexes = Indexes(default="/d", extra=("file:///e", "https://e.example"), find_links=("/f", "https://f.example"))
-    site = without_folders(Site(indexes=indexes, mirrors=((CPU, "/m"), ("https://a.example", "https://b.example"))))
-    assert site.indexes == Indexes(extra=("https://e.example",), find_links=("https://f.example",))
-    assert site.mirrors == (("https://a.example", "https://b.example"),)
+        site_script(Site(mirrors=((CPU, "/nowhere"),)), TORCH)
 
 
 def test_which_bundle(tmp_path: Path) -> None:
     """SSL_CERT_FILE before the others; comments are left out; a wrong path is named; a huge one is refused."""
     bundle = tmp_path / "ca.pem"
-    bundle.write_text(f"# a comment\n{CERTIFICATE}\nmore text\n{CERTIFICATE}")
+    bundle.write_text(f"# a comment\n{CERTIFICATE}\nmore text\n{CERTIFICATE.replace('abc', 'abd')}")
     other = tmp_path / "other.pem"
     other.write_text("no certificate")
     site = read_site({"SSL_CERT_FILE": str(bundle), "PIP_CERT": str(other), "PIP_TIMEOUT": "77"}, tmp_path, tmp_path)
-    assert site.ca == CERTIFICATE * 2
+    assert site.ca == CERTIFICATE + CERTIFICATE.replace("abc", "abd")
     assert site.timeout_s == 77
     with pytest.raises(ConfigError, match=r"REQUESTS_CA_BUNDLE names /nowhere\.pem"):
         read_site({"REQUESTS_CA_BUNDLE": "/nowhere.pem"}, tmp_path, tmp_path)
-    with pytest.raises(ConfigError, match=r"other\.pem holds no certificate"):
+    with pytest.raises(ConfigError, match=r"other\.pem \(PIP_CERT\) has no certificate"):
         read_site({"PIP_CERT": str(other)}, tmp_path, tmp_path)
-    with pytest.raises(ConfigError, match="at most 500 KB"):
-        site_script(replace(site, ca="x" * 600_000), TORCH, _served)
+    with pytest.raises(ConfigError, match="a build accepts 500 KB"):
+        site_script(replace(site, ca="x" * 600_000), TORCH)
 
 
 def test_only_logins_of_package_sources(tmp_path: Path) -> None:
     """Of a netrc file, what belongs to other hosts stays where it is."""
     logins = tmp_path / "netrc"
     logins.write_text("machine other.example login o password canary\nmachine a.example login u password p\n")
-    site = Site(netrc=logins, indexes=Indexes(extra=("https://a.example/simple",)))
-    script = site_script(site, TORCH, _served)
+    script = site_script(Site(netrc=logins, indexes=Indexes(extra=("https://a.example/simple",))), TORCH)
     env = _run(script, tmp_path / "run")
     assert Path(env["NETRC"]).read_text() == "machine a.example login u password p\n"
     assert "canary" not in script
 
 
 def test_where_python_itself_comes_from(tmp_path: Path) -> None:
-    """uv's variables before its file; a folder is served like one of packages, but not to an engine elsewhere."""
+    """uv's variables before its file; folders of this machine are not passed on."""
     (tmp_path / "config/uv").mkdir(parents=True)
     text = 'python-install-mirror = "https://file.example/python"\npython-downloads = "manual"\n'
     (tmp_path / "config/uv/uv.toml").write_text(text)
-    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}"}
-    site = replace(read_site(environ, home=tmp_path, folder=tmp_path), ca="")
-    env = _run(site_script(site, TORCH, _served), tmp_path / "run")
-    assert env["UV_PYTHON_INSTALL_MIRROR"] == _served(tmp_path)
-    assert env["UV_PYTHON_DOWNLOADS"] == "manual"
-    assert without_folders(site).python == {"UV_PYTHON_DOWNLOADS": "manual"}
-    del environ["UV_PYTHON_INSTALL_MIRROR"]
-    elsewhere = read_site(environ, home=tmp_path, folder=tmp_path)
-    assert without_folders(elsewhere).python["UV_PYTHON_INSTALL_MIRROR"] == "https://file.example/python"
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    found = {"UV_PYTHON_INSTALL_MIRROR": "https://file.example/python", "UV_PYTHON_DOWNLOADS": "manual"}
+    assert read_site(environ, home=tmp_path, folder=tmp_path).python == found
+    environ["UV_PYTHON_INSTALL_MIRROR"] = f"file://{tmp_path}"
+    assert read_site(environ, home=tmp_path, folder=tmp_path).python == {"UV_PYTHON_DOWNLOADS": "manual"}
