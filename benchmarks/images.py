@@ -113,9 +113,9 @@ class Bench:
             place_files(read_site(), plan, wheels)
             script = site_script(read_site(), plan) + "export UV_FIND_LINKS=/run/wheels PIP_FIND_LINKS=/run/wheels\n"
             for package in scoped[:1]:
-                place = f"$SKYWARD_INDEX_{index_id(package.index)}"
-                script += f'[ "${{{place[1:]}:-none}}" = none ] || TORCH_FROM="--default-index {place}"\n'
-                script += f'[ "${{{place[1:]}-}}" != none ] || TORCH_FROM=--no-index\n'
+                name = f"SKYWARD_INDEX_{index_id(package.index)}"
+                script += f'[ "${{{name}:-none}}" = none ] || TORCH_FROM="--default-index ${name}"\n'
+                script += f'[ "${{{name}-}}" != none ] || TORCH_FROM=--no-index\n'
             (context / "site.sh").write_text(script)
             command = find_command()
             words = [*command.words, "--progress=plain", "--network=host", "--build-arg", f"BASE={plan.base}"]

@@ -174,7 +174,9 @@ def python_builds(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     settings = _uv_config(environ, home)
     options = {name: name.removeprefix("UV_").lower().replace("_", "-") for name in _PYTHON}
     found = {name: environ.get(name) or settings.get(option) for name, option in options.items()}
-    return {name: str(value) for name, value in found.items() if value and folder_of(str(value)) is None}
+    if (mirror := found[_PYTHON[0]]) and folder_of(str(mirror)) is not None:
+        del found[_PYTHON[0]]  # a build does not see folders of this machine
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:

@@ -113,7 +113,7 @@ def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     """No text, truncated, of another version: taken for none, without a word, and written anew."""
     _use_everything(tmp_path)
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks", "skyward"}
+    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks"}
     for path in files:
         path.write_bytes(content)
     _use_everything(tmp_path)

@@ -24,7 +24,7 @@ def uv_calls(plan: Plan, folder: Path, *names: str) -> list[list[str]]:
     (folder / "run/steps").mkdir()
     for script in SCRIPTS.glob("*.sh"):
         # times and modes of this machine's files stay as they are
-        text = re.sub(r"^find ", "true find ", _moved(script.read_text(), folder), flags=re.MULTILINE)
+        text = re.sub(r"^(\s*)find ", r"\1true find ", _moved(script.read_text(), folder), flags=re.MULTILINE)
         (folder / "run/steps" / script.name).write_text(text)
     for each in dockerfile.parse_string(plan.dockerfile):
         found = re.match(r"sh /run/steps/step.sh (\w+)", each.value[0]) if each.cmd.upper() == "RUN" else None

@@ -13,6 +13,7 @@ FROM python AS uv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=requirements/uv,target=/run/requirements \
     sh /run/steps/step.sh uv
 LABEL skyward.stage=uv
 
