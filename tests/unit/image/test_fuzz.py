@@ -141,8 +141,9 @@ def test_words_arrive_at_what_a_step_runs(image: Image, locked: bool) -> None:
 @given(IMAGES)
 def test_requirements_arrive_at_uv(image: Image) -> None:
     """Extras, markers with odd texts, and URLs of indexes, in the file that uv locks."""
-    document = tomllib.loads(requirements_file(image, image.pip, python="3.11"))
-    assert document["project"]["dependencies"] == [entry for entry in image.pip if local_path(entry) is None]
+    listed = [entry for entry in image.pip if local_path(entry) is None]
+    document = tomllib.loads(requirements_file(image, listed, python="3.11"))
+    assert document["project"]["dependencies"] == listed
     assert [each["url"] for each in document["tool"]["uv"]["index"]] == [index.url for index in image.pip_indexes]
 
 
