@@ -8,7 +8,7 @@ starts no process if the engine has the image. Ctrl-C ends a build with all its 
 
 Read `plans.py` first, which uses these in this order: `files` and `packages` (the content), `base.py` (the base),
 `site` (indexes and certificates of this machine), `docker` (the build), `registry`.
-`sources` reads declarations and scripts. `store.py` also knows the content recorded for each tag; `explain.py` serves
+`sources` reads declarations. `store.py` also knows the content recorded for each tag; `explain.py` serves
 the command line.
 """
 

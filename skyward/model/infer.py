@@ -327,8 +327,8 @@ class _Inference:
                 yield from self._follow(".".join(parts[:length]))
             return
         installed = _package_of(found.name, names)
-        if installed is not None and (folder := installed.note.removeprefix(_EDITABLE)) != installed.note:
-            self._notes[f"{top} is local: {installed.name}, {_EDITABLE}{folder}; its files are sent with calls"] = None
+        if installed is not None and installed.note.startswith(_EDITABLE):
+            self._notes[f"{top} is local: {installed.name}, {installed.note}; its files are sent with calls"] = None
         elif installed is not None:
             known = self._packages.get(installed.name, installed)
             where = known.where if found.where in known.where else (*known.where, found.where)

@@ -1,1 +1,1 @@
-"""Image declarations: TOML files, and scripts and notebooks, which are read without being run."""
+"""Image declarations: TOML files and projects. Programs are run to find theirs, see `skyward.runs.describe`."""
