@@ -51,6 +51,34 @@ class Target(Protocol):
         ...
 
 
+class Series(Protocol):
+    """Background calls that share large arguments."""
+
+    def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], *, name: str) -> Future[Any]:
+        """Run `fn(*args)`, named `name` in errors, on a node. Cancelling the future stops the call."""
+        ...
+
+
+class OpenPool(Protocol):
+    """What plugins use of a pool while it is open."""
+
+    _dask: Any
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def total_slots(self) -> int: ...
+    @property
+    def is_active(self) -> bool: ...
+    @property
+    def _settings(self) -> Any: ...
+    @property
+    def _progress(self) -> Any: ...
+    def current_nodes(self) -> int: ...
+    def _head(self) -> Any: ...
+    def _series(self) -> Series: ...
+
+
 # names from pools and functions of other libraries, and what to write instead
 _OF_OTHERS = {
     **dict.fromkeys(("submit", "apply_async", "spawn"), "For a future write `f(x) > pool`."),

@@ -37,7 +37,7 @@ from skyward.runner.config import RunnerSettings
 if TYPE_CHECKING:
     from distributed import Client, Security
 
-    from skyward._pool.pool import ComputePool
+    from skyward.model.call import OpenPool
     from skyward.model.image import Image
     from skyward.model.spec import Cluster
 
@@ -125,7 +125,7 @@ def scheduler_address(info: InstanceInfo) -> str:
 
 
 @contextmanager
-def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
+def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
     """Make Dask's client the default one of this program (the plugin's `around_client` hook)."""
     import dask.config
     from distributed import Client
@@ -146,7 +146,7 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
-def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
+def _way_to_scheduler(pool: OpenPool) -> Iterator[str]:
     """Yield the scheduler's address for this machine, which stays the same when node 0 is replaced."""
     from skyward.nodes.local_host import LocalHost, PortForward
 
@@ -193,7 +193,7 @@ def _no_word_of_versions() -> Iterator[None]:
             warnings.filters.remove(added)  # type: ignore[attr-defined]  # a list, which typeshed calls a sequence
 
 
-def _wait_for_workers(pool: ComputePool, client: Client) -> None:
+def _wait_for_workers(pool: OpenPool, client: Client) -> None:
     expected = pool.current_nodes() * pool._settings.worker.processes
     deadline = time.monotonic() + _JOIN_S
     while True:

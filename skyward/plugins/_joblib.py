@@ -22,7 +22,7 @@ from skyward.plugins.base import Plugin, add_missing, versioned
 from skyward.runner.config import RunnerSettings
 
 if TYPE_CHECKING:
-    from skyward._pool.pool import ComputePool
+    from skyward.model.call import OpenPool
     from skyward.model.spec import Cluster
 
 # read at import by the libraries whose threads joblib limits in its own processes
@@ -75,7 +75,7 @@ def _plugin(name: str, package: str, version: str | None, *others: str) -> Plugi
 
 
 @contextmanager
-def _parallel_on(pool: ComputePool, cluster: Cluster) -> Iterator[None]:  # noqa: ARG001 - as hooks are called
+def _parallel_on(pool: OpenPool, cluster: Cluster) -> Iterator[None]:  # noqa: ARG001 - as hooks are called
     try:
         from skyward.plugins._joblib_backend import parallel_on
     except ModuleNotFoundError as error:

@@ -27,8 +27,7 @@ from skyward.plugins._joblib import restored_filters, run_batch
 from skyward.runtime.active_pool import active_target
 
 if TYPE_CHECKING:
-    from skyward._pool.code.shared_arguments import SharedArguments
-    from skyward._pool.pool import ComputePool
+    from skyward.model.call import OpenPool, Series
 
 NAME = "skyward"
 Callback = Callable[[Any], None]
@@ -54,7 +53,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
     supports_retrieve_callback = True  # results are handled in a thread of this class; enables timeouts and generators
     default_n_jobs = -1
 
-    def __init__(self, pool: ComputePool | None = None, **others: Any) -> None:
+    def __init__(self, pool: OpenPool | None = None, **others: Any) -> None:
         super().__init__(**others)
         self._pool = _open_pool() if pool is None else pool
         self._flows: dict[int, Flow] = {}  # by the `Parallel` that they belong to
@@ -132,7 +131,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return removed
 
     def _sender(self) -> Send:
-        series: list[SharedArguments] = []  # created with the first batch, so that a closed pool raises there
+        series: list[Series] = []  # created with the first batch, so that a closed pool raises there
 
         def send(batch: BatchedCalls) -> Sent:
             if not series:
@@ -290,7 +289,7 @@ def _name(fn: Callable[..., Any]) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def _open_pool() -> ComputePool:
+def _open_pool() -> OpenPool:
     remedy = "Open one around this call: `with sky.ComputePool(..., plugins=[sky.plugins.joblib()]):`."
     target: Any = active_target(lambda: f"The joblib backend {NAME!r}", remedy)
     return target  # type: ignore[no-any-return]
@@ -299,7 +298,7 @@ def _open_pool() -> ComputePool:
 class parallel_on:  # noqa: N801 - a class, for exceptions that forbid changes: python/cpython#99856
     """Make `Parallel` run on this pool inside the block, in this thread; restore joblib's configuration afterwards."""
 
-    def __init__(self, pool: ComputePool) -> None:
+    def __init__(self, pool: OpenPool) -> None:
         self._pool = pool
 
     def __enter__(self) -> None:

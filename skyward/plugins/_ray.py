@@ -38,7 +38,7 @@ from skyward.plugins._ranks import cpus, nodes_here
 from skyward.plugins.base import Plugin
 
 if TYPE_CHECKING:
-    from skyward._pool.pool import ComputePool
+    from skyward.model.call import OpenPool
     from skyward.model.image import Image
     from skyward.model.spec import Cluster
 
@@ -142,7 +142,7 @@ def _check_free() -> None:
 
 
 @contextmanager
-def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
+def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
     """Connect the program, and report the dashboard's address (the plugin's `around_client` hook)."""
     from skyward.nodes.local_host import PortForward
     from skyward.plugins._ray_client import connected
@@ -157,7 +157,7 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
         yield
 
 
-def _dial(pool: ComputePool) -> Any:
+def _dial(pool: OpenPool) -> Any:
     """Connect to Ray's server for programs, wherever node 0 is now; wait while Ray is restarted there."""
     deadline = time.monotonic() + _AGAIN_S
     while True:
