@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,18 +50,20 @@ def append(path: Path, *entries: Mapping[str, Any], limit: int | None = None) ->
     _write(path, _lines(entries), limit)
 
 
-def _write(path: Path, data: bytes, limit: int | None = None) -> None:
+def _write(path: Path | str, data: bytes, limit: int | None = None) -> bool:
+    """Append data, unless the file has data already and is larger than a limit; return whether it was appended."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(file).st_size
-        if limit is not None and size > limit:
-            return
+        if limit is not None and size and size > limit:
+            return False
         if size and os.pread(file, 1, size - 1) != b"\n":  # its last writer was killed; readers skip the partial line
             data = b"\n" + data
         while data:
             data = data[os.write(file, data) :]
     finally:
         os.close(file)
+    return True
 
 
 def extend(folder: Path, entries: Iterable[Mapping[str, Any]], limit: int) -> None:
@@ -76,15 +77,16 @@ def extend(folder: Path, entries: Iterable[Mapping[str, Any]], limit: int) -> No
     Raises:
         OSError: they could not be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = _lines(entries)
-    number = max((number for each in folder.iterdir() if (number := number_of(each.name)) is not None), default=0)
-    with suppress(FileNotFoundError):
-        size = (folder / f"{number}.jsonl").stat().st_size
-        if size and size + len(data) > limit // FILES:
-            number += 1
-            (folder / f"{number - FILES}.jsonl").unlink(missing_ok=True)
-    _write(folder / f"{number}.jsonl", data)
+    try:
+        with os.scandir(folder) as found:
+            number = max((number for each in found if (number := number_of(each.name)) is not None), default=0)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number = 0
+    if not _write(f"{folder}/{number}.jsonl", data, limit // FILES - len(data)):
+        (folder / f"{number + 1 - FILES}.jsonl").unlink(missing_ok=True)
+        _write(f"{folder}/{number + 1}.jsonl", data)
 
 
 def number_of(name: str) -> int | None:
