@@ -167,7 +167,7 @@ def test_a_run_is_held_while_its_process_lives(folder: Path) -> None:
     program = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom skyward.records.run import hold\n"
         "hold(Path(sys.argv[1]))\n"
-        "if child := os.fork():\n    print(child, flush=True)\nsignal.pause()\n"
+        "if not os.fork():\n    print(os.getpid(), flush=True)\nsignal.pause()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout
