@@ -117,7 +117,7 @@ class Images:
         if status < 400:
             return str(answer["Descriptor"]["digest"])
         message = _message(answer, f"HTTP status {status}")
-        if "is not supported" in message:
+        if message == "Not Found" or "is not supported" in message:
             return self._pulled_digest(ref, auth)
         if status == 404 or re.search(_ABSENT, message):
             return None
@@ -255,7 +255,10 @@ class Images:
     ) -> tuple[int, Any]:
         """Return status and answer; raise failures other than the expected ones."""
         status, _, content = self._exchange(method, path, action, body, headers)
-        answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a newline
+        try:
+            answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a newline
+        except ValueError:  # a request that the engine does not know
+            answer = {"message": content.decode(errors="replace").strip()}
         if status >= 400 and status not in expected:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer
