@@ -1,7 +1,7 @@
 """Building images: from a description to an image on an engine.
 
     plan = plan_for(image, store, python="3.11", platform="linux/amd64")   # resolves the base, may pull it
-    facts = ensure(plan, store, report, docker_host=...)                   # builds unless the engine has it
+    facts = ensure(plan, store, report)                                    # builds unless the engine has it
 
 `store` is an `EngineImages` (`store.py`); `report` is called with an `Event` for each thing that happens. `ensure`
 starts no process if the engine has the image. Ctrl-C ends a build with all its processes.

@@ -13,7 +13,6 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -41,7 +40,6 @@ from skyward.model.image import Dockerfile, Image
 
 if TYPE_CHECKING:
     from skyward.builder.registry.pushing import SharedCache
-    from skyward.model.ssh import SshHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,10 +282,10 @@ def _built_base(base: Dockerfile, root: Path, platform: str, secrets: Collection
     return Base(reference=tag, digest=facts.id, facts=facts)
 
 
-def _elsewhere(tag: str, docker_host: object) -> BuildError:
+def _elsewhere(tag: str, builder: object) -> BuildError:
     return BuildError(
         f"The build of {tag} ended well, but the engine does not have the image. The docker command and skyward may "
-        f"use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
+        f"use different engines: the build was on {builder!r}; set DOCKER_HOST for both."
     )
 
 
@@ -352,7 +350,6 @@ def ensure(
     store: EngineImages,
     report: Report,
     *,
-    docker_host: str | SshHost | None = None,
     cache: SharedCache | None = None,
 ) -> ImageFacts:
     """Ensure that the engine has the image of a plan, and return its facts; another image with the tag is replaced.
@@ -361,7 +358,6 @@ def ensure(
         plan: a plan from `plan_for`.
         store: the images of the engine.
         report: receives progress; see `skyward.builder.events`.
-        docker_host: address of that engine, as in DOCKER_HOST, or its machine; None for the docker command's default.
         cache: source of other builders' layers, and destination of new ones.
 
     Raises:
@@ -377,30 +373,26 @@ def ensure(
     with _single_flight(plan, report) as has_waited:
         facts = store.inspect(plan.tag)
         if not facts or not is_known(plan.tag, facts):
-            return _build(plan, store, report, docker_host, cache)
+            return _build(plan, store, report, cache)
     if has_waited:
         line = f"{plan.tag} was built by another process; waited {perf_counter() - started:.1f} s for it"
         report(Event(kind="waited", line=line))
     return facts
 
 
-def _build(
-    plan: Plan, store: EngineImages, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
-) -> ImageFacts:
+def _build(plan: Plan, store: EngineImages, report: Report, cache: SharedCache | None) -> ImageFacts:
     # not loaded if nothing is built
     from skyward.builder.docker.build import build, secret_values
 
     secrets = secret_values(plan.image.secrets)  # missing secrets are reported before anything is made
-    host = docker_host or store.builder
     started, before = perf_counter(), store.inspect(plan.tag)
-    ask = partial(store.inspect, plan.base)  # a request that a frozen engine does not answer
     if told := replaced_python(plan):
         report(note(told))
     report(note(f"building {plan.tag} from {plan.base}"))
-    build(plan, report, host, secrets, cache, ask)
+    build(plan, report, store, secrets, cache)
     made = store.inspect(plan.tag)
     if made is None:
-        raise _elsewhere(plan.tag, host)
+        raise _elsewhere(plan.tag, store.builder)
     if isinstance(plan.image.base, Dockerfile):
         base = store.inspect(plan.base)
         if base is None or base.id != plan.labels["skyward.base"]:

@@ -244,7 +244,7 @@ def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, 
             report(event)
 
         started = perf_counter()
-        ensure(plan, target.engine, follow, docker_host=target.images.url, cache=cache)
+        ensure(plan, target.engine, follow, cache=cache)
         result.built, result.seconds = not result.waited, perf_counter() - started
         for layer, size in layer_sizes(plan, target.engine.history(plan.tag)):
             follow(Event(kind="size", layer=layer, size=size))

@@ -89,15 +89,14 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
     if (ready := prepared_image(image, cluster.spec)) and (found := _where_wanted(ready, target, store)):
         return found
     plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)
-    docker_host = target.docker_host or target.engine.url
     if target.machines:
         _to_machines(plan, target, store, report)
         delivered = Delivered(tag=plan.tag, user=plan.user)
     elif target.registry:
-        reference = put_in_registry(plan, target.registry, store, report, docker_host)
+        reference = put_in_registry(plan, target.registry, store, report)
         delivered = Delivered(tag=plan.tag, reference=reference, auth=engine_login(target.registry), user=plan.user)
     else:
-        facts = ensure(plan, store, report, docker_host=docker_host)
+        facts = ensure(plan, store, report)
         delivered = Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
     note_use(plan.tag)
     return delivered
@@ -115,7 +114,7 @@ def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> 
     return Delivered(tag=ready.tag, reference=facts[0].id if facts[0] else "", user=ready.user)
 
 
-def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost) -> str:
+def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Report) -> str:
     """Build and push an image unless the registry has it, and return its `repository@digest`.
 
     Another image under its name there is replaced.
@@ -125,7 +124,6 @@ def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Repo
         registry: the repository that it is pushed to.
         store: images of the engine that builds and pushes.
         report: receives progress.
-        docker_host: address of that engine.
 
     Raises:
         ImageError: it cannot be built; the registry cannot be reached, or refuses.
@@ -134,7 +132,7 @@ def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Repo
     target = with_tag(registry, plan.tag.rpartition(":")[2])
     found = find(plan.tag, target, store.images, report)
     if found is None:
-        ensure(plan, store, report, docker_host=docker_host)
+        ensure(plan, store, report)
         found = push(plan.tag, target, engine=store.images, report=report)
     return found
 
@@ -181,7 +179,7 @@ def _look(machines: Sequence[Machine], tag: str) -> dict[Machine, ImageFacts | N
 def _pull(plan: Plan, target: ImageTarget, store: EngineImages, before: Found, report: Report) -> str:
     """Let the machines that lack the image pull it by its digest, and return the digest of its content."""
     assert target.registry
-    reference = put_in_registry(plan, target.registry, store, report, target.docker_host or target.engine.url)
+    reference = put_in_registry(plan, target.registry, store, report)
     auth, local = engine_login(target.registry), store.inspect(plan.tag)
     lacking = _lacking(plan.tag, before, lambda facts: reference in facts.repo_digests, report)
     if local:
@@ -241,7 +239,7 @@ def _source(
         for machine, found in before.items():
             if found and is_known(plan.tag, found):
                 return machine.engine_address, found
-        facts = ensure(plan, store, report, docker_host=target.docker_host or target.engine.url)
+        facts = ensure(plan, store, report)
     return target.engine, facts
 
 

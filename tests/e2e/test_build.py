@@ -248,11 +248,12 @@ def test_a_base_that_does_not_exist(built: Built) -> None:
         built(sky.Image(base="127.0.0.1:9/no/such:base"))
 
 
-def test_an_engine_that_goes_away(built: Built) -> None:
+def test_an_engine_that_goes_away(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the engine is gone in mid-build the error says so, whatever step was running."""
     socket_path = Path(tempfile.mkdtemp()) / "engine.sock"
     proxy = Proxy(socket_path, _engine_socket())
     plan = built.plan(sky.Image(run=[f"sleep 20; echo {secrets.token_hex(4)}"]))
+    monkeypatch.setattr(built.store, "builder", f"unix://{socket_path}")
 
     def report(event: Event) -> None:
         if str(event).startswith("run sleep 20"):
@@ -260,7 +261,7 @@ def test_an_engine_that_goes_away(built: Built) -> None:
 
     try:
         with pytest.raises(BuildError, match="engine went away"):
-            ensure(plan, built.store, report, docker_host=f"unix://{socket_path}")
+            ensure(plan, built.store, report)
     finally:
         proxy.cut()
     socket_path.unlink()

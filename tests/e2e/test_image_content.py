@@ -16,7 +16,6 @@ from skyward.builder.registry.pushing import push
 from skyward.builder.registry.reference import with_tag
 from skyward.builder.store import EngineImages, note_content
 from skyward.delivery.deliver import put_in_registry
-from skyward.engine import find_engine
 from skyward.errors import ImageError
 from skyward.image import Plan
 from skyward.model.image import Image
@@ -113,7 +112,7 @@ def test_a_registry_that_has_another_image(
     say: Callable[[Event], None] = said.append
 
     def supplied() -> Any:
-        return put_in_registry(plan, repository, store, say, find_engine().url)
+        return put_in_registry(plan, repository, store, say)
 
     try:
         ensure(plan, store, say)

@@ -188,7 +188,7 @@ def test_a_label_costs_no_layer(built: Built, first: Plan) -> None:
     """Labels stand last: another one gives another image of the same layers."""
     labelled = replace(first, dockerfile=f'{first.dockerfile}LABEL more="1"\n', tag=f"{first.tag}-labelled")
     built.made.append(labelled.tag)
-    building.build(labelled, built.note, None, {"TOKEN": b"canary-one"})
+    building.build(labelled, built.note, built.store, {"TOKEN": b"canary-one"})
     assert built.layers(labelled.tag) == built.layers(first.tag)
 
 

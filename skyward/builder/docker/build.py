@@ -48,22 +48,20 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 def build(
     plan: Plan,
     report: Report,
-    docker_host: str | SshHost | None,
+    store: EngineImages,
     secrets: Mapping[str, bytes],
     cache: SharedCache | None = None,
-    alive: Callable[[], object] | None = None,
 ) -> None:
-    """Build a plan's image on the engine at `docker_host`; no other part of the build is left anywhere.
+    """Build a plan's image on the engine of a store; no other part of the build is left anywhere.
 
     With an address such as `ssh://user@host`, that machine's docker command builds, and none is needed here.
 
     Args:
         plan: the plan of the image.
         report: receives progress.
-        docker_host: address of the engine; None for the docker command's default.
+        store: the images of the engine that builds; it is asked while the build is silent.
         secrets: values of the image's secrets.
         cache: source of layers that this engine lacks, and destination of new ones.
-        alive: queries the engine while the build is silent; raises if there is no answer.
 
     Raises:
         BuildError: a step failed, or the engine became unreachable.
@@ -72,14 +70,14 @@ def build(
         ConfigError: this machine's settings for package sources are wrong.
     """
     progress = Progress(plan.layers, report, secrets.values())
-    with _place(docker_host, plan, secrets) as place:
+    with _place(store.builder, plan, secrets) as place:
         context = place.folder / "context"
         write_context(context, plan, place.site)
         with_usual_modes(context)
         words = ["--platform", plan.platform, "--tag", plan.tag]
         words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
         logins = logins_for({*_registries([plan.base]), *([cache.place.registry] if cache else [])})
-        code = _run(words, progress, place, Folders(context), logins, alive, cache)
+        code = _run(words, progress, place, Folders(context), logins, partial(store.inspect, plan.base), cache)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -155,7 +153,7 @@ def _run(
     place: _Place,
     given: Folders,
     logins: Logins,
-    alive: Callable[[], object] | None,
+    alive: Callable[[], object],
     cache: SharedCache | None = None,
 ) -> int:
     """Run a build, here or on the machine of an SSH address, and return its exit status.

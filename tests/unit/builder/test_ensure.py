@@ -104,7 +104,9 @@ def test_a_build(place: Path) -> None:
     """The command gets a context of exactly the plan's files; afterwards nothing is left of it."""
     _docker(place, f'echo "$TAG" > {place}/built')
     reported: list[str] = []
-    facts = ensure(PLAN, Store(place / "built"), as_lines(reported.append), docker_host="unix:///some.sock")
+    store = Store(place / "built")
+    store.builder = "unix:///some.sock"
+    facts = ensure(PLAN, store, as_lines(reported.append))
     assert facts.id == "1"
     (call,) = _calls(place)
     assert " --progress=plain --network=host --platform linux/amd64 " in call
