@@ -102,13 +102,19 @@ def selected(
         ConfigError: it is not for that Python or platform, or has no such extra or group.
     """
     from packaging.pylock import PylockSelectError
+    from packaging.utils import canonicalize_name
 
     given = None if groups is None else tuple(groups)
+    wanted = tuple(extras)
+    of_groups = (*(lock.dependency_groups or ()), *(lock.default_groups or ()))
+    for kind, asked, declared in (("extra", wanted, lock.extras), ("group", given, of_groups)):
+        if unknown := {*map(canonicalize_name, asked or ())} - {*map(canonicalize_name, declared or ())}:
+            raise ConfigError(f"{where} has no {kind} {min(unknown)!r}.")  # packaging says so from 26.4 on
     try:
         found = lock.select(
             environment=target.environment,  # type: ignore[arg-type]
             tags=target.tags,
-            extras=tuple(extras),
+            extras=wanted,
             dependency_groups=given,
         )
         return [package for package, _ in found]

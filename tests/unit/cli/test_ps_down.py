@@ -259,11 +259,25 @@ def test_a_pool_in_which_two_users_have_parts_is_nobodys(
     ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody ends another's nodes because one of them bears the own name."""
-    found = [{"pool": "both", "node": node, "user": user} for node, user in enumerate((current_user(), "ann@laptop"))]
+    users = current_user(), "ann@laptop"
+    found = [{"pool": "both", "node": node, "name": f"both-{node}", "user": user} for node, user in enumerate(users)]
     monkeypatch.setattr(sky.Docker, "find", lambda _: found)
     assert main(["down", "--all", "--yes"]) == 0
     assert ended == []
     assert "1 pool is not known to be of" in capsys.readouterr().err
+
+
+def test_a_pool_at_two_places_that_are_one_is_listed_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that the user names, and that records of runs know by another name or key."""
+    node = {"pool": "cafe0001", "node": 0, "name": "skyward-cafe0001-0", "state": "running", "user": ""}
+    monkeypatch.setattr(sky.SSH, "find", lambda _: [node])
+    monkeypatch.setattr("skyward.cli.places.recorded", lambda: ["ssh://root@here:22", "ssh://ann@here"])
+    monkeypatch.setattr("skyward.cli.ps.ssh_hosts", lambda _: [])  # whose runs are not asked for here
+    assert main(["ps", "--json", "--at", "ssh://root@here"]) == 0
+    found = [each for each in events(capsys.readouterr().out) if each.get("pool") == "cafe0001"]
+    assert [each["where"] for each in found] == ["root@here"]
 
 
 def test_pools_name_their_user(capsys: pytest.CaptureFixture[str]) -> None:

@@ -298,7 +298,7 @@ wheels = [{{ name = "more-2.0-py3-none-any.whl", url = "https://a.example/more",
     assert _pins(Image.from_project(), wheels.parent) == ["leaf==1.0"]
     assert _pins(Image.from_project(extras=["x"]), wheels.parent) == ["leaf==1.0", "more==2.0"]
     assert _pins(Image(pip=["-r pylock.toml"]), wheels.parent) == ["leaf==1.0"]
-    with pytest.raises(ConfigError, match=r"does not fit linux/amd64, Python 3.11: Undeclared extras: y"):
+    with pytest.raises(ConfigError, match=r"has no extra 'y'"):
         _pins(Image.from_project(extras=["y"]), wheels.parent)
 
 
