@@ -48,11 +48,14 @@ LARGE = frozenset(
         # frameworks: torch and joblib stay
         "test_dask test_jax test_keras test_tensorflow test_ray test_ssh_frameworks test_framework_failures",
         # engines, networks and hosts that are stopped, cut or set up anew
-        "test_engine_setup test_engines test_podman test_frozen_engine test_stalls test_networks test_stand",
+        "test_engine_setup test_engines test_podman test_frozen_engine test_stalls test_networks",
         "test_ssh_faults test_ssh_ways test_ssh_clients test_ssh_trust test_look_over_ssh test_runs_over_ssh",
         "test_attached_runs test_replacement test_chaos",
-        # builds that take minutes
-        "test_by_hand test_source_packages test_shared_cache test_described_programs",
+        "test_ssh_conformance test_warm test_compose",
+        # terminals, notebooks and buckets
+        "test_look_in test_debugging test_notebooks test_volumes",
+        # builds that take minutes, and builds elsewhere
+        "test_by_hand test_source_packages test_shared_cache test_described_programs test_cli_remote",
     )
     for name in line.split()
 )

@@ -1,11 +1,13 @@
 """The commits of one checkpoint in a directory: on the client, or on a file system that outlives the node.
 
-Commit 7 is the directory `000007`. It is written under another name and renamed when all of it is on the disk, so a
-writer that is killed leaves the commits before. The last two are kept.
+Commit 7 is the directory `000007`, and `000007.json` with the sizes of its files, which is written last: without it, or
+with other sizes, the commit does not exist. A directory that is renamed would do on a disk; on a bucket, whose files
+appear one by one, it would not. A writer that is killed leaves the commits before. The last two are kept.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -19,7 +21,6 @@ from skyward.errors import CheckpointError
 
 CHUNK = 1024 * 1024  # bytes that are sent at once
 _KEPT = 2
-_DRAFT = ".draft"
 T = TypeVar("T")
 
 
@@ -37,7 +38,7 @@ class CheckpointStore:
 
     def last(self) -> int:
         """Return the number of the last commit; 0 if there is none."""
-        return max(self._numbers(), default=0)
+        return next((number for number in reversed(self._numbers()) if self._is_complete(number)), 0)
 
     def fill(self, number: int, target: Path) -> None:
         """Copy the files of a commit to a directory."""
@@ -47,7 +48,7 @@ class CheckpointStore:
     def commit(self, source: Path) -> int:
         """Store a copy of a directory as the last commit, and return its number."""
         check(self._folder.name, source)
-        return self._commit(lambda draft: shutil.copytree(source, draft, dirs_exist_ok=True))
+        return self._commit(lambda folder: shutil.copytree(source, folder, dirs_exist_ok=True))
 
     def read(self, number: int, offset: int) -> bytes:
         """Return a chunk of the archive of a commit; empty at its end."""
@@ -85,7 +86,7 @@ class CheckpointStore:
             raise CheckpointError("A commit needs an archive.")
         with archive:
             archive.seek(0)
-            return self._commit(lambda draft: unpack(archive, draft))
+            return self._commit(lambda folder: unpack(archive, folder))
 
     def discard(self) -> None:
         """Abandon the commit in progress, if there is one."""
@@ -95,20 +96,27 @@ class CheckpointStore:
 
     def _commit(self, write: Callable[[Path], object]) -> int:
         number = self.last() + 1
+        into, description = self._files(number), self._description(number)
 
         def replace() -> None:
             _make(self._folder)
-            shutil.rmtree(draft := self._folder / _DRAFT, ignore_errors=True)
-            draft.mkdir(mode=0o700)
-            write(draft)
-            for folder, _, names in os.walk(draft):
+            for unfinished in self._folder.glob("[0-9]*"):
+                if unfinished.stem.isdigit() and int(unfinished.stem) >= number:
+                    unfinished.unlink() if unfinished.is_file() else shutil.rmtree(unfinished)
+            into.mkdir(mode=0o700)
+            write(into)
+            for folder, _, names in os.walk(into):
                 for name in names:
                     _sync(Path(folder) / name)
                 _sync(Path(folder))
-            draft.rename(self._files(number))
+            with open(description, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                json.dump(_sizes(into), file)
+                file.flush()
+                os.fsync(file.fileno())
             _sync(self._folder)
-            for old in sorted(self._numbers())[:-_KEPT]:
-                shutil.rmtree(self._files(old), ignore_errors=True)
+            for old in self._numbers()[:-_KEPT]:
+                self._description(old).unlink()
+                shutil.rmtree(self._files(old), ignore_errors=True)  # without its description it is no commit
 
         self._try(f"commit {number} cannot be written", replace)
         return number
@@ -118,7 +126,16 @@ class CheckpointStore:
         return tempfile.TemporaryFile(dir=self._folder)
 
     def _numbers(self) -> list[int]:
-        return [int(found.name) for found in self._folder.glob("[0-9]*") if found.name.isdigit() and found.is_dir()]
+        return sorted(int(found.stem) for found in self._folder.glob("[0-9]*.json") if found.stem.isdigit())
+
+    def _is_complete(self, number: int) -> bool:
+        try:
+            return bool(json.loads(self._description(number).read_bytes()) == _sizes(self._files(number)))
+        except (OSError, ValueError):
+            return False  # its writer was killed while writing the description; the previous commit counts
+
+    def _description(self, number: int) -> Path:
+        return self._folder / f"{number:06}.json"
 
     def _files(self, number: int) -> Path:
         return self._folder / f"{number:06}"
@@ -179,6 +196,12 @@ def unpack(file: IO[bytes], folder: Path) -> None:
             with open(target, "xb") as written:
                 target.chmod(0o700 if member.mode & 0o100 else 0o600)
                 shutil.copyfileobj(content, written, CHUNK)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of each file below a directory, by relative path."""
+    files = (Path(where) / name for where, _, names in os.walk(folder) for name in names)
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
 def _make(folder: Path) -> None:

@@ -58,18 +58,27 @@ def test_two_commits_are_kept(tmp_path: Path) -> None:
         (state / "n").write_text(str(number))
         state.commit()
 
-    assert _commits(tmp_path / "c") == ["000004", "000005"]
+    assert _commits(tmp_path / "c") == ["000004", "000004.json", "000005", "000005.json"]
     assert (tmp_path / "c").stat().st_mode & 0o077 == 0
 
 
-def test_a_commit_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["no description", "half a description", "a file is missing", "a file is short"])
+def test_a_commit_that_is_not_whole_does_not_count(tmp_path: Path, how: str) -> None:
     """The one before it does, and the next takes its place."""
     folder = tmp_path / "c"
     state = checkpoint(folder)
-    (state / "n").write_text("old")
-    state.commit()
-    (folder / ".draft").mkdir()
-    (folder / ".draft" / "left").touch()
+    for text in ("old", "lost"):
+        (state / "n").write_text(text)
+        state.commit()
+    match how:
+        case "no description":
+            (folder / "000002.json").unlink()
+        case "half a description":
+            (folder / "000002.json").write_text('{"n"')
+        case "a file is missing":
+            (folder / "000002" / "n").unlink()
+        case _:
+            (folder / "000002" / "n").write_text("l")
 
     again = checkpoint(folder)
 
