@@ -322,7 +322,7 @@ def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] 
 
 def checked_names(init: C) -> C:
     """Decorate a pool's constructor so that it raises ConfigError for unknown parameters."""
-    known = list(init.__annotations__)
+    known = [name for name in init.__annotations__ if name not in ("others", "return")]
 
     @functools.wraps(init)
     def checked(*args: Any, **given: Any) -> None:

@@ -64,7 +64,7 @@ TORCH = sky.plugins.torch()
         ({"keep": "30m"}, r"give name= as well"),
         ({"name": "x", "keep": "forever"}, r"such as '90s', '30m' or '2h'; found 'forever'"),
         ({"ttl": "60"}, r"a number of seconds above 0; found '60'"),
-        ({"timeout": -1}, r"a number of seconds above 0; found -1"),
+        ({"ttl": -1}, r"a number of seconds above 0; found -1"),
         ({"budget": 5}, r"sky\.Local rents none"),
         ({"allocation": "spots"}, r"sky\.Local rents none"),
     ],

@@ -101,7 +101,15 @@ def test_a_run_that_down_has_ended_is_said_to_be(
 ) -> None:
     """By the commands that list or show it; its exit status stays, and one that failed by itself has failed."""
     (tmp_path / "train.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
-    command = [sys.executable, "-m", "skyward", "run", "--name", "train", *(["--detach"] if is_detached else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "skyward",
+        "run",
+        "--name",
+        "train",
+        *(["--detach", "--on", "local"] if is_detached else []),
+    ]
     with subprocess.Popen([*command, str(tmp_path / "train.py")], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
         assert run.stdout.readline() == ("train\n" if is_detached else "there\n")
