@@ -43,12 +43,12 @@ class CheckpointStore:
     def fill(self, number: int, target: Path) -> None:
         """Copy the files of a commit to a directory."""
         if number:
-            self._try("cannot be read", lambda: shutil.copytree(self._files(number), target, dirs_exist_ok=True))
+            self._try("cannot be read", lambda: _copy(self._files(number), target))
 
     def commit(self, source: Path) -> int:
         """Store a copy of a directory as the last commit, and return its number."""
         check(self._folder.name, source)
-        return self._commit(lambda folder: shutil.copytree(source, folder, dirs_exist_ok=True))
+        return self._commit(lambda folder: _copy(source, folder))
 
     def read(self, number: int, offset: int) -> bytes:
         """Return a chunk of the archive of a commit; empty at its end."""
@@ -105,11 +105,9 @@ class CheckpointStore:
                     unfinished.unlink() if unfinished.is_file() else shutil.rmtree(unfinished)
             into.mkdir(mode=0o700)
             write(into)
-            for folder, _, names in os.walk(into):
-                for name in names:
-                    _sync(Path(folder) / name)
+            for folder, _, _ in os.walk(into):
                 _sync(Path(folder))
-            with open(description, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            with open(description, "x", opener=_private) as file:
                 json.dump(_sizes(into), file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -193,9 +191,26 @@ def unpack(file: IO[bytes], folder: Path) -> None:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             content = archive.extractfile(member)
             assert content is not None
-            with open(target, "xb") as written:
-                target.chmod(0o700 if member.mode & 0o100 else 0o600)
+            with open(target, "xb", opener=_executable if member.mode & 0o100 else _private) as written:
                 shutil.copyfileobj(content, written, CHUNK)
+                written.flush()
+                os.fsync(written.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the content of a directory without the times of its files, which buckets cannot change alone."""
+    with tempfile.TemporaryFile() as archive:
+        pack(source, archive)
+        archive.seek(0)
+        unpack(archive, target)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _executable(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o700)
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -211,12 +226,11 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
     except OSError:
-        if not path.is_dir():  # the file system of a volume may not support it for directories
-            raise
+        pass  # the file system of a volume may not support it; it has stored closed files
     finally:
         os.close(file)
