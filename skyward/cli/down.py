@@ -87,11 +87,16 @@ def command(
     hosts = ssh_hosts(places)
     left = _end_runs(pools, hosts, told)
     named = identifiers(left)
+    unasked = list[tuple[Place, SkywardError]]()
     for place, answer in ask_all(places) if left or everything else ():
         if isinstance(answer, SkywardError):
-            told.failure(f"{place.name} cannot be asked", answer, pool=None, where=place.name)
+            unasked.append((place, answer))
         else:
             found += _pools_at(place, answer)
+    missing = set(named.values()) - {each.pool for each in found}
+    for place, error in unasked:  # one that only records name matters if parts of these pools may be there
+        if everything or missing or place.pools is None or not place.pools.isdisjoint(named.values()):
+            told.failure(f"{place.name} cannot be asked", error, pool=None, where=place.name)
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything:
         runs = _detached_runs(hosts, None if everyone else current_user())

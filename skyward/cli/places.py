@@ -36,12 +36,17 @@ class Place:
     """A provider, and its name in lists.
 
     Attributes:
-        is_recorded: whether records of runs name it, and not the user.
+        pools: those that records of runs have there; None if the user named the place.
     """
 
     name: str
     provider: Provider
-    is_recorded: bool = False
+    pools: frozenset[str] | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether only records of runs name it."""
+        return self.pools is not None
 
     def find(self) -> Sequence[Resource]:
         """Return what exists there; nothing if no Docker engine is running, because then nothing can exist.
@@ -68,9 +73,9 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
     def with_places(*args: Any, at: tuple[str, ...], **more: Any) -> int:
         places = [Place("docker", Docker()), Place("local", Local())]
         places += [place_at(each) for each in at]
-        for each in recorded():
+        for each, pools in recorded().items():
             with suppress(ConfigError):  # a key that is not here any more
-                place = replace(place_at(each), is_recorded=True)
+                place = replace(place_at(each), pools=frozenset(pools))
                 if all(place.provider != known.provider for known in places):
                     places.append(place)
         return command(*args, places=places, **more)
@@ -99,18 +104,20 @@ def place_at(text: str) -> Place:
     return Place(name, provider)
 
 
-def recorded() -> list[str]:
-    """Return the places where pools of this user may be, according to the records of runs on this machine.
+def recorded() -> dict[str, set[str]]:
+    """Return the places where pools of this user may be, and the pools, by the records of runs on this machine.
 
     Those of runs that go on, or have ended without having recorded that in the last hour, and of pools that are kept.
     """
     now = time.time()
     kept = {record.pool for _, record in pool_records() if record.until is None or record.until > now}
-    found = dict[str, None]()
+    found = dict[str, set[str]]()
     for facts in ThisMachine().runs(ended=True):
         may_be = facts.is_alive or (facts.end is None and now - facts.latest < _LEFT_S)
-        found |= {each: None for pool, places in facts.places.items() if may_be or pool in kept for each in places}
-    return list(found)
+        for pool, places in facts.places.items():
+            for each in places if may_be or pool in kept else ():
+                found.setdefault(each, set()).add(pool)
+    return found
 
 
 def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:

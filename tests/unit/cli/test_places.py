@@ -16,7 +16,7 @@ from skyward.errors import ProviderError
 
 def found(monkeypatch: pytest.MonkeyPatch, recorded: list[str], *words: str) -> list[tuple[str, bool]]:
     """The places that a command receives: their names, and whether only records name them."""
-    monkeypatch.setattr(places, "recorded", lambda: recorded)
+    monkeypatch.setattr(places, "recorded", lambda: {each: {"cafe0001"} for each in recorded})
     seen: list[tuple[str, bool]] = []
 
     @place_options
@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch, recorded: list[str], *words: str) -> 
 
 def test_places_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that the user names is not a recorded one; one whose key is gone is left out."""
-    recorded = ["ssh://gpu1", "ssh://gpu2", "ssh://gpu2", f"ssh://gpu3?key={tmp_path}/gone"]
+    recorded = ["ssh://gpu1", "ssh://gpu2", f"ssh://gpu3?key={tmp_path}/gone"]
 
     assert found(monkeypatch, recorded, "--at", "ssh://gpu1") == [("gpu1", False), ("gpu2", True)]
 
@@ -45,7 +45,7 @@ def test_recorded_places_that_do_not_answer_are_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr(places, "_RECORDED_S", 0.1)
     monkeypatch.setattr(sky.SSH, "find", lambda _: never.wait(600))
     monkeypatch.setattr(sky.Local, "find", lambda _: [])
-    given = [Place("local", sky.Local()), Place("gpu1", sky.SSH("gpu1"), is_recorded=True)]
+    given = [Place("local", sky.Local()), Place("gpu1", sky.SSH("gpu1"), pools=frozenset())]
 
     (_, local), (_, gpu1) = ask_all(given)
     never.set()

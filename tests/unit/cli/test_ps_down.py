@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Docker engine, which is no error: then nothing can run on one."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    monkeypatch.setattr("skyward.cli.places.recorded", list)
+    monkeypatch.setattr("skyward.cli.places.recorded", dict)
 
 
 def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,11 +273,30 @@ def test_a_pool_at_two_places_that_are_one_is_listed_once(
     """A host that the user names, and that records of runs know by another name or key."""
     node = {"pool": "cafe0001", "node": 0, "name": "skyward-cafe0001-0", "state": "running", "user": ""}
     monkeypatch.setattr(sky.SSH, "find", lambda _: [node])
-    monkeypatch.setattr("skyward.cli.places.recorded", lambda: ["ssh://root@here:22", "ssh://ann@here"])
-    monkeypatch.setattr("skyward.cli.ps.ssh_hosts", lambda _: [])  # whose runs are not asked for here
+    known = {place: {"cafe0001"} for place in ("ssh://root@here:22", "ssh://ann@here")}
+    monkeypatch.setattr("skyward.cli.places.recorded", lambda: known)
+    monkeypatch.setattr("skyward.cli.ps.ssh_hosts", lambda _: [])  # their runs
     assert main(["ps", "--json", "--at", "ssh://root@here"]) == 0
     found = [each for each in events(capsys.readouterr().out) if each.get("pool") == "cafe0001"]
     assert [each["where"] for each in found] == ["root@here"]
+
+
+@pytest.mark.parametrize(("pools", "status"), [({"beef0002"}, 0), ({"beef0002", "cafe0001"}, 6)])
+def test_a_recorded_place_that_does_not_answer_matters_to_its_own_pools(
+    pools: set[str], status: int, ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool was found elsewhere; a part of it may be left only where a record says so."""
+    node = {"pool": "cafe0001", "node": 0, "name": "skyward-cafe0001-0", "state": "running", "user": current_user()}
+
+    def lost(_: sky.SSH) -> list[Any]:
+        raise sky.errors.HostLostError("There is no answer.")
+
+    monkeypatch.setattr(sky.SSH, "find", lost)
+    monkeypatch.setattr(sky.Docker, "find", lambda _: [node])
+    monkeypatch.setattr("skyward.cli.places.recorded", lambda: {"ssh://root@here": pools})
+    assert main(["down", "cafe0001"]) == status
+    assert ended == ["cafe0001"]
+    assert ("root@here cannot be asked" in capsys.readouterr().err) == bool(status)
 
 
 def test_pools_name_their_user(capsys: pytest.CaptureFixture[str]) -> None:
