@@ -16,6 +16,7 @@ from skyward.cli.main import main
 from skyward.records import pools
 from skyward.records.run import RunRecord, note
 from tests.unit.runs.conftest import Start
+from tests.waiting import wait_until
 
 SKYWARD = (sys.executable, "-m", "skyward")
 Output = pytest.CaptureFixture[str]
@@ -118,9 +119,10 @@ def test_logs_show_what_was_printed_after_the_end(
     assert capfd.readouterr().out == out
 
 
-def test_logs_of_a_run_that_goes_on_say_so(start: Start, capfd: Output) -> None:
+def test_logs_of_a_run_that_goes_on_say_so(start: Start, runs: Path, capfd: Output) -> None:
     """With -f they go on with it."""
-    start("train-1", 100, 0.05)
+    start("train-1", 100, 0.15)
+    wait_until(lambda: (runs / "train-1" / "output").exists(), 60)
 
     assert main(["logs", "train-1"]) == 0
     assert "train-1 still runs; `skyward logs -f train-1` goes on." in capfd.readouterr().err
