@@ -93,9 +93,8 @@ def command(
             unasked.append((place, answer))
         else:
             found += _pools_at(place, answer)
-    missing = set(named.values()) - {each.pool for each in found}
-    for place, error in unasked:  # one that only records name matters if parts of these pools may be there
-        if everything or missing or place.pools is None or not place.pools.isdisjoint(named.values()):
+    for place, error in unasked:  # one that only records name matters if they have parts of these pools there
+        if everything or place.pools is None or not place.pools.isdisjoint(named.values()):
             told.failure(f"{place.name} cannot be asked", error, pool=None, where=place.name)
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything:
