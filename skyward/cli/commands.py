@@ -46,7 +46,6 @@ from skyward.errors import (
 COMMANDS = {
     "attach": "skyward.cli.results:attach",
     "build": "skyward.cli.build",
-    "completion": "skyward.cli.documents:completion",
     "compose": "skyward.cli.documents:compose",
     "cp": "skyward.cli.cp",
     "debug": "skyward.cli.exec:debug",

@@ -1,5 +1,5 @@
-"""Commands that print or write a document and do nothing else: completion for shells, a program to start from
-(`skyward init`), and a file with which others start nodes (`skyward compose`), for Docker Compose 2 and 1.29.
+"""Commands that print or write a document and do nothing else: a program to start from (`skyward init`), and a file
+with which others start nodes (`skyward compose`), for Docker Compose 2 and 1.29.
 """
 
 from __future__ import annotations
@@ -15,14 +15,6 @@ from skyward.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyward.model.rights import Rights
-
-
-_VARIABLE = "_SKYWARD_COMPLETE"  # set by the shell when it completes; click's name for a program called skyward
-_USE = {
-    "bash": 'eval "$(skyward completion bash)"   # in ~/.bashrc',
-    "zsh": 'eval "$(skyward completion zsh)"    # in ~/.zshrc, after compinit',
-    "fish": "skyward completion fish > ~/.config/fish/completions/skyward.fish   # once",
-}
 
 
 _PROGRAM = '''\
@@ -131,20 +123,6 @@ _WITH_GPUS = """\
               device_ids: {gpus}
               capabilities: [gpu]
 """
-
-
-@click.command(epilog="\b\n" + "\n".join(_USE.values()))
-@click.argument("shell", type=click.Choice(list(_USE)))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> int:
-    """Print the lines with which a shell completes commands."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise ConfigError(f"click, which makes the lines, knows no {shell}; update it.")
-    click.echo(kind(context.find_root().command, {}, "skyward", _VARIABLE).source())
-    return 0
 
 
 @click.command()

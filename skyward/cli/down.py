@@ -79,7 +79,7 @@ def command(
     The names are those that `skyward ps` shows; all are those that this user started from this machine. Ends them
     on this machine and at what the options name; a run on the machine that it is on. A run has 10 seconds to end
     its pools before it is killed. A pool whose client still runs loses its nodes. --all shows what it is going to
-    end, and asks. Exit status 1 where nothing of a name was found.
+    end, and asks. Exit status 1 if a name was not found.
     """
     _check(pools, everything, belongs_to_all=everyone or is_agreed)
     sweep()  # leftovers of clients that were killed during a build
@@ -95,7 +95,7 @@ def command(
             found += _pools_at(place, answer)
     for place, error in unasked:  # one that only records name matters if they have parts of these pools there
         if everything or place.pools is None or not place.pools.isdisjoint(named.values()):
-            told.failure(f"{place.name} cannot be asked", error, pool=None, where=place.name)
+            told.failure(f"{place.name} did not answer", error, pool=None, where=place.name)
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything:
         runs = _detached_runs(hosts, None if everyone else current_user())
@@ -226,8 +226,10 @@ class _Told:
         if self.as_json:
             _say("absent", pool=pool)
         else:
-            where = f" here; it is kept on {kept_at}, which --at names" if kept_at else ""
-            click.echo(f"pool {pool}: nothing of it was found{where}", err=True)
+            text = f"There is no pool or run named {pool}."
+            if kept_at:
+                text = f"There is no pool {pool} here: it is kept on {kept_at}. Name that place with --at."
+            click.echo(text, err=True)
 
     def failure(self, what: str, error: SkywardError, **about: str | None) -> None:
         self.failures.append(f"{what}: {error}")

@@ -200,7 +200,7 @@ def find_node(places: Sequence[Place], pool: str, node: str | None = None) -> No
     found, failures = list[NodeTarget](), list[str]()
     for place, answer in ask_all(places):
         if isinstance(answer, SkywardError):
-            failures.append(f"{place.name} cannot be asked: {answer}")
+            failures.append(f"{place.name} did not answer: {answer}")
         else:
             found += [NodeTarget(place, each) for each in answer]
     return _choose(_of_pool(found, identifiers([pool])[pool], failures), wanted)

@@ -48,7 +48,7 @@ def command(places: Sequence[Place], ended: bool, watch: bool, as_json: bool) ->
     Nodes whoever started them, and what they use and cost. Looks at this machine's containers and processes, and at
     what the options name; nodes are found by their labels, runs by their records, here and on the machines that
     these point to. What nodes use is known of pools that programs of this user on this machine have open. Exit
-    status 6 if a place cannot be asked.
+    status 6 if a place does not answer.
     """
     if not watch:
         return _look(places, ended=ended, as_json=as_json)
@@ -109,7 +109,7 @@ def _say_json(
 
 def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]], use: _Use) -> None:
     for place, error in failures:
-        click.echo(f"skyward: {place.name} cannot be asked: {error}", err=True)
+        click.echo(f"skyward: {place.name} did not answer: {error}", err=True)
     rented = any("hourly" in each for _, each in found)
     uses = ("CPU", "MEM", *(("GPU",) if any(each.gpus for each in use.values()) else ())) if use else ()
     heading = ("POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME", *uses, *(("USD/HOUR", "USD") if rented else ()))

@@ -28,7 +28,7 @@ from skyward.runs.driver import Launch, run_here
     "--on",
     "place",
     metavar="PLACE",
-    help="With --detach: where it runs: local, docker or user@host. [default: where its first pool is]",
+    help="With --detach: where it runs: local or user@host. [default: where its first pool is]",
 )
 @click.option(
     "--keep",
@@ -52,9 +52,9 @@ def command(
     """Run a program as Python does, and keep what it prints.
 
     As `python PROGRAM ARGUMENTS` does. Everything after PROGRAM is the program's own. Exit status is the program's.
-    With --detach the program runs where its first pool is: in a process of its own for sky.Local, in a container of
-    this machine's engine for sky.Docker, of the first host's for sky.SSH and sky.AWS. To find that, it is run here
-    until it opens that pool, which is not created. It goes on when this machine's terminal, or where its pools are
+    With --detach the program runs where its first pool is: in a process of its own for sky.Local and sky.Docker, in a
+    container of the first machine for sky.SSH and sky.AWS. To find that, it is run here until it opens that pool,
+    which is not created. It goes on when this machine's terminal, or where its pools are
     elsewhere the machine itself, is gone; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
     """
     prune_at_times()
@@ -76,11 +76,9 @@ def command(
         click.echo(json.dumps({"event": "run", **asdict(record)}))
         return 0
     click.echo(record.id)
-    _say(f"it runs {_WHERE.get(record.place, f'on {record.place}')}; `skyward attach {record.id}` shows what it prints")
+    where = f"on {record.place}" if record.is_pointer else "in a process of its own"
+    _say(f"it runs {where}; `skyward attach {record.id}` shows what it prints")
     return 0
-
-
-_WHERE = {"local": "in a process of its own", "docker": "in a container of this machine"}
 
 
 def _say(line: str) -> None:

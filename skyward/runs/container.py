@@ -1,19 +1,17 @@
 """The driver of a detached run as a container: its files, its image and its start.
 
-It receives the files of its program and the prepared images of its pools. `as_container` starts it on this machine's
-engine, beside the containers of its pools; `on_machines` starts it on other machines.
+It receives the files of its program and the prepared images of its pools. `on_machines` starts it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path, PurePosixPath
-from shutil import rmtree
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -22,7 +20,7 @@ from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
 from skyward.delivery.deliver import ImageTarget, Prepared, deliver, description, write_prepared
-from skyward.engine import ContainerSpec, Engine, EngineAddress
+from skyward.engine import ContainerSpec, Engine
 from skyward.errors import ConfigError, ProviderError
 from skyward.image.plan import with_origin
 from skyward.model.image import Image
@@ -30,7 +28,6 @@ from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.source import imports_in
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
-from skyward.nodes.run_directory import runtime_base, temporary_base
 from skyward.plugins.registry import declared_image
 from skyward.records.run import Rental, RunRecord
 from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
@@ -91,36 +88,6 @@ class Delivered(NamedTuple):
 
     images: Mapping[str, Prepared]
     driver: str
-
-
-def as_container(program: Detached, address: EngineAddress, *, registry: str | None = None) -> RunRecord:
-    """Build the images of a program's pools and of its driver, and start the driver.
-
-    Args:
-        program: with everything it needs.
-        address: of the engine that runs the driver, as its pools name it.
-        registry: repository for the images of its pools; None if that engine runs them.
-
-    Raises:
-        ConfigError: the needs of the driver cannot be determined.
-        ImageError: an image is not available.
-        EngineError: the engine refuses.
-        ProviderError: the driver ended before the program ran.
-    """
-    engine = Engine.connect(address.url)
-    to_driver = ImageTarget(engine=address)
-    delivered = program.deliver(replace(to_driver, registry=registry), to_driver)
-    record, folder = program.record(), program.launch.folder
-    try:
-        program.write(folder, record, delivered)
-        shared = {runtime_base(), temporary_base()}
-        own = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "TMPDIR") if os.environ.get(name)}
-        spec = driver_container(record, folder, delivered.driver, address.path, shared, own, _own_user(address.path))
-        start_driver(engine, spec, record)
-    except BaseException:
-        rmtree(folder, ignore_errors=True)
-        raise
-    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +215,6 @@ def driver_container(
     folder: Path,
     image: str,
     socket: Path,
-    shared: Iterable[Path],
-    variables: Mapping[str, str],
     user: str,
 ) -> ContainerSpec:
     """Return the specification of a driver's container.
@@ -260,11 +225,9 @@ def driver_container(
     Args:
         record: of the run.
         folder: the run's directory. The user's state directory that contains it is mounted at the same path, because
-            kept pools are recorded there; so are `socket` and `shared`.
+            kept pools are recorded there; so is `socket`.
         image: of the driver.
         socket: of the engine that its pools use.
-        shared: directories that it shares with the machine.
-        variables: its environment, which is readable for everybody who may use the engine.
         user: numeric ids of the user and group that it runs as.
     """
     return ContainerSpec(
@@ -278,21 +241,13 @@ def driver_container(
             "LOGNAME": record.user.partition("@")[0],  # the image has no user with this id
             "XDG_CACHE_HOME": str(folder / CACHE_FOLDER),
             "XDG_STATE_HOME": str(folder.parents[2]),
-            **variables,
         },
-        mounts=tuple((path, str(path)) for path in dict.fromkeys((*shared, folder.parents[1], socket))),
+        mounts=tuple((path, str(path)) for path in (folder.parents[1], socket)),
         working_dir=str(folder / "program"),
         user=user,
         privileges="default" if user.startswith("0:") else (),  # root's client changes the owners of nodes' files
         sees_processes=True,
     )
-
-
-def _own_user(socket: Path) -> str:
-    """Return this user's id and group id; the group is the engine socket's if only that grants access to it."""
-    user, about = os.geteuid(), socket.stat()
-    group = os.getegid() if user in (0, about.st_uid) else about.st_gid
-    return f"{user}:{group}"
 
 
 def start_driver(engine: Engine, spec: ContainerSpec, record: RunRecord) -> None:

@@ -10,12 +10,10 @@ from shutil import rmtree
 
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report
-from skyward.engine import find_engine
 from skyward.errors import ConfigError, ProviderError
-from skyward.providers.docker import Docker
 from skyward.providers.ssh import SSH
 from skyward.records.run import FOLDER_VARIABLE, RunRecord
-from skyward.runs.container import Detached, as_container, pack
+from skyward.runs.container import Detached, pack
 from skyward.runs.describe import first_pool
 from skyward.runs.driver import STARTED, Launch, write_launch
 
@@ -37,8 +35,8 @@ def detach(
         variables: names of environment variables that the program needs where it runs, besides those of `secrets=`.
         keep_s: how long rented machines stay after the run's end for its results; None for an hour.
         report: receives progress.
-        place: "local" for a process here, which is started without running the program first; "docker" for a container
-            of this machine's engine; or the SSH address of the driver's host. None for that of the first pool.
+        place: "local" for a process here, which is started without running the program first; or the SSH address of
+            the driver's host. None for that of the first pool.
 
     Raises:
         ConfigError: there is no such variable, nothing is rented that could be kept, or the program cannot be detached.
@@ -49,25 +47,23 @@ def detach(
     if place == "local":
         return _as_process(launch)
     pool = first_pool(launch.program, launch.arguments, is_module=launch.is_module)
-    providers = pool.providers if place is None else (Docker() if place == "docker" else SSH(place),)
+    providers = pool.providers if place is None else (SSH(place),)
     kinds = [each if isinstance(each, str) else type(each).__name__ for each in providers]
     rents = kinds[0] in _RENTING
     if keep_s is not None and not rents:
         raise ConfigError("--keep is for rented machines, and the first pool of this program rents none.")
-    if set(kinds) == {"Local"}:
+    if {*kinds} <= {"Local", "Docker"}:
         return _as_process(launch)
-    if len(providers) > 1 or kinds[0] not in ("Docker", "SSH", *_RENTING):
+    if len(providers) > 1 or kinds[0] not in ("SSH", *_RENTING):
         raise ConfigError(
             f"{pool.where}: a run whose first pool is on {' or '.join(f'sky.{kind}' for kind in kinds)} cannot be "
-            "detached by itself. Say where it is to run, with --on local, --on docker or --on user@host."
+            "detached by itself. Say where it is to run, with --on local or --on user@host."
         )
     program = Detached(
         launch=launch, images=[pool], files=pack(launch, [pool]), variables=_variables(variables, pool), report=report
     )
     (provider,) = providers
     assert not isinstance(provider, str)
-    if isinstance(provider, Docker):
-        return as_container(program, find_engine(provider.base_url))
     from skyward.runs import on_machines
 
     if rents:

@@ -115,7 +115,7 @@ def _there(pointer: RunRecord, place: RunPlace) -> FoundRun:
         facts = place.facts(pointer.id)
     except HostLostError as error:
         raise HostLostError(
-            f"Run {pointer.id} was started on {place.name}, which cannot be asked; it may still run there. {error} "
+            f"Run {pointer.id} was started on {place.name}, which did not answer; it may still run there. {error} "
             f"What was fetched of it is in {ThisMachine().folder / pointer.id}."
         ) from error
     if facts is None:

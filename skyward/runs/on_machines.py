@@ -198,7 +198,7 @@ def _start_there(
         program.report(note(f"starting the driver on {first.name}"))
         number, own_group = first.facts.user
         user = f"{number}:{own_group if number == 0 else group}"
-        spec = driver_container(record, Path(place), delivered.driver, Path(first.facts.socket), (), {}, user)
+        spec = driver_container(record, Path(place), delivered.driver, Path(first.facts.socket), user)
         start_driver(first.engine, spec, record)
         undo.pop_all()
 

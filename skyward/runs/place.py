@@ -42,7 +42,7 @@ class RunState:
 
     Attributes:
         phase: "running"; "ended", according to its record; "killed", if nothing of it is left and its end is not
-            recorded; "unknown" if its machine cannot be asked.
+            recorded; "unknown" if its machine does not answer.
         status: its exit status; None if unknown.
         ended: when it ended, in seconds since 1970; None while unknown.
         reason: why it ended, if the program did not end by itself.

@@ -58,7 +58,7 @@ def test_machines_end_though_nobody_fetches_the_results(cloud: Cloud, home: Path
 
     attached = command("attach", started.stdout.strip())
     assert attached.returncode == 6
-    assert "cannot be asked" in attached.stderr
+    assert "did not answer" in attached.stderr
     assert command("down", started.stdout.strip()).returncode == 0
     assert left(cloud) == []  # the security group has gone as well
 

@@ -233,7 +233,7 @@ def test_a_pointer_leads_to_the_machine(
     server.process.terminate()
     server.process.wait()
     assert main(["attach", "train"]) == 6
-    assert f"Run train-1 was started on {host.name}, which cannot be asked; it may still run there." in (
+    assert f"Run train-1 was started on {host.name}, which did not answer; it may still run there." in (
         capfd.readouterr().err
     )
     assert main(["ps"]) == 6

@@ -401,4 +401,4 @@ def test_ps_and_down_find_pools_by_label_alone(ssh: Make, stand: Stand) -> None:
         wait_until(lambda: pool.current_nodes() == 0, 10)
     absent = skyward("down", "deadbeef")
     assert absent.returncode == 1
-    assert "nothing of it was found" in absent.stderr
+    assert "There is no pool or run named" in absent.stderr

@@ -1,9 +1,8 @@
-"""`skyward init` and `skyward completion`."""
+"""`skyward init`, and completion in shells, which is click's."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,19 +33,9 @@ def test_what_is_written_runs_and_passes(tmp_path: Path, capsys: pytest.CaptureF
     assert "main.py and" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_complete(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines are right for the shell, as far as it is here to read them."""
-    assert main(["completion", shell]) == 0
-    lines = capsys.readouterr().out
-    assert f"_SKYWARD_COMPLETE={shell}_complete" in lines
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=lines, text=True, check=True)
-
-
 def test_the_command_answers_what_a_shell_asks() -> None:
     """With commands, and with options of one."""
-    for typed, expected in (("skyward com", "completion"), ("skyward image ls --j", "--json")):
+    for typed, expected in (("skyward com", "compose"), ("skyward image ls --j", "--json")):
         words = typed.split()
         asking = {"_SKYWARD_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
         command = [sys.executable, "-m", "skyward"]

@@ -50,7 +50,7 @@ def test_a_library_that_a_place_takes_and_that_is_missing_is_named(
     """The other places are shown."""
     monkeypatch.setattr("skyward.providers.cloud.provider.find_spec", lambda _: None)
     assert main(["ps", "--at", "aws://us-east-1"]) == 6
-    assert "us-east-1 cannot be asked: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
+    assert "us-east-1 did not answer: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
 
 
 def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_pool_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 1, since a name may be misspelt; those that come close are named."""
     assert main(["down", "deadbeef"]) == 1
-    assert capsys.readouterr().err.startswith("pool deadbeef: nothing of it was found\n")
+    assert capsys.readouterr().err.startswith("There is no pool or run named deadbeef.\n")
     with sky.ComputePool(sky.Local(), display="quiet") as pool:
         assert main(["down", pool.id[:-1]]) == 1
         assert f"Did you mean {pool.id}" in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_a_host_that_cannot_be_asked_is_named_and_the_rest_is_shown(capsys: pyte
         assert main(["ps", "--at", "ssh://no-such-host.invalid"]) == 6
     said = capsys.readouterr()
     assert pool.id in said.out
-    assert "skyward: no-such-host.invalid cannot be asked: 1 of 1 hosts cannot be used" in said.err
+    assert "skyward: no-such-host.invalid did not answer: 1 of 1 hosts cannot be used" in said.err
 
 
 def test_a_host_that_cannot_be_asked_is_an_error_of_down(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,7 +296,7 @@ def test_a_recorded_place_that_does_not_answer_matters_to_its_own_pools(
     monkeypatch.setattr("skyward.cli.places.recorded", lambda: {"ssh://root@here": pools})
     assert main(["down", "cafe0001"]) == status
     assert ended == ["cafe0001"]
-    assert ("root@here cannot be asked" in capsys.readouterr().err) == bool(status)
+    assert ("root@here did not answer" in capsys.readouterr().err) == bool(status)
 
 
 def test_pools_name_their_user(capsys: pytest.CaptureFixture[str]) -> None:

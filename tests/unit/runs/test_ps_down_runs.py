@@ -92,7 +92,7 @@ def test_a_run_is_asked_to_end(start: Start, capsys: pytest.CaptureFixture[str])
     assert main(["down", "train-2", "train"]) == 1
     said = capsys.readouterr()
     assert said.out == "run train-2 had ended before at this machine (done)\n"
-    assert said.err.startswith("pool train: nothing of it was found\n")
+    assert said.err.startswith("There is no pool or run named train.\n")
 
 
 @pytest.mark.parametrize("is_detached", [False, True], ids=["foreground", "detached"])
