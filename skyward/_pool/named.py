@@ -39,7 +39,7 @@ class NamedPool:
     def __init__(self, settings: PoolConfig, tell: Callable[[str], None]) -> None:
         assert settings.name is not None
         self.name, self.keep_s, self._share, self._tell = settings.name, settings.keep_s, settings.share, tell
-        self._provider, self._lease_s = repr(settings.provider), settings.lease_s
+        self._provider, self._lease_s = settings.provider, settings.lease_s
         self._folder = pool_folder(self.name)
         self._lock = PoolLock(self._folder)
         self._changed = threading.Lock()  # guards the record
@@ -54,17 +54,16 @@ class NamedPool:
         Raises:
             PoolError: another client uses the pool and `share` is false, this process has it open already, or the pool
                 is kept on another provider.
+            SkywardError: nodes that a killed client has left there cannot be ended.
         """
         self._claim()
-        record = KeptPool.read(self._folder)
-        if record is not None and record.provider != self._provider:
+        try:
+            record = self._kept_pool()
+        except BaseException:
             self.leave()
-            raise PoolError(
-                f"Pool {self.name!r} is kept on {record.provider}, and this program asks for {self._provider}. End it "
-                f"with `skyward down {self.name}`, or use another name."
-            )
+            raise
         self._before = record
-        fresh = KeptPool(name=self.name, pool=new_id, provider=self._provider)
+        fresh = KeptPool(name=self.name, pool=new_id, provider=repr(self._provider))
         self._record = replace(record or fresh, until=None)
         if record is not None and record.until is not None and time.time() > record.until + _LATE_S:
             ended = time.strftime("%H:%M", time.localtime(record.until))
@@ -72,6 +71,22 @@ class NamedPool:
         self._kept = {node.index: node for node in self._record.nodes}
         self._record.write(self._folder)
         return self._record.pool
+
+    def _kept_pool(self) -> KeptPool | None:
+        """Return the pool that the previous client has kept; end what it has left if it was killed."""
+        record = KeptPool.read(self._folder)
+        if record is None:
+            return None
+        if record.provider != repr(self._provider):
+            raise PoolError(
+                f"Pool {self.name!r} is kept on {record.provider}, and this program asks for {self._provider}. End it "
+                f"with `skyward down {self.name}`, or use another name."
+            )
+        if record.until is not None:
+            return record
+        self._tell(f"pool {self.name}: the program that had it was killed; ending its nodes and starting others")
+        self._provider.destroy(record.pool)
+        return None
 
     def _claim(self) -> None:
         if self.name in _held:
@@ -198,10 +213,6 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
-class NodeInUseError(PoolError):
-    """Another client uses the node."""
-
-
 @dataclass(frozen=True, slots=True)
 class Order:
     """Settings of a node for its next client.
@@ -223,8 +234,7 @@ def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, s
     Messages of the agent before its answer were meant for the previous client and are dropped.
 
     Raises:
-        NodeInUseError: another client uses it.
-        WireError: it ends, or does not answer in time.
+        WireError: it is another client's, it ends, or does not answer in time.
     """
     about = {"compute_pool": order.document, "lease_s": order.lease_s, "environment": order.environment}
     agent.post(Frame(Kind.TAKE, 0, encode(about)))
@@ -237,7 +247,7 @@ def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, s
                 if frame.kind == Kind.TAKEN:
                     answer = decode(frame.head)
                     if "refused" in answer:
-                        raise NodeInUseError(f"It cannot be taken over: {answer['refused']}.")
+                        raise WireError(f"It cannot be taken over: {answer['refused']}.")
                     return [(int(generation), str(address)) for generation, address in answer["workers"]]
     finally:
         late.cancel()

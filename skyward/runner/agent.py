@@ -296,8 +296,6 @@ class Agent:
                 self._clients.remove(client)
             self._contact = time.monotonic()
             client.close()
-            if self._takeover.left(client):
-                self._thread(self._takeover.renew).start()
 
     def _converse(self, client: Client) -> None:
         client.heard = self._contact = time.monotonic()

@@ -14,7 +14,6 @@ from skyward.system import threading
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, encode
 
-_PATIENCE_S = 2.0  # how long a client waits for the previous one, which may be about to leave
 _KILLED_S = 5.0  # how long killed processes may take to end
 _OF_EACH_CLIENT = (ENV_VAR, SETTINGS_VAR)  # running workers are sent the place; the settings are for the agent
 
@@ -45,8 +44,7 @@ class Takeover:
         self._changed, self._children, self._clean = changed, children, clean
         self._set_lease, self._fail = set_lease, fail
         self.is_kept = False
-        self._holder: Client | None = None
-        self._used = False  # whether a client may have used the running workers
+        self._holder: Client | None = None  # stays when it disconnects: only KEEP leaves the node to another
         self._resetting = False  # whether all workers are being ended; the code that sets it calls `_reset`
         self._stopped = False
         self._ended: set[int] = set()  # workers that have ended during the reset
@@ -63,15 +61,13 @@ class Takeover:
         environment = _checked(order["environment"])
         lease_s = float(order["lease_s"])
         with self._changed:
-            free = self._changed.wait_for(lambda: self._stopped or self._is_free(), _PATIENCE_S)
             if self._stopped:
                 return
-            if not free:
-                client.post(Frame(Kind.TAKEN, 0, encode({"refused": "another client has the node"})))
+            if self._holder is not None or self._resetting:
+                client.post(Frame(Kind.TAKEN, 0, encode({"refused": "another client has the node, or had it last"})))
                 return
-            differs = environment is not None and _essence(environment) != _essence(os.environ)
-            self._resetting = stale = self._used or differs
-            self._holder, self._used, self.is_kept = client, True, False
+            self._resetting = differs = environment is not None and _essence(environment) != _essence(os.environ)
+            self._holder, self.is_kept = client, False
             self._set_lease(lease_s)
             if environment is not None:
                 os.environ.clear()
@@ -80,15 +76,14 @@ class Takeover:
             move(str(order["compute_pool"]))
         except BaseException:
             with self._changed:
-                self._holder, self._used = None, self._used and not stale
+                self._holder = None
                 self._allow_starts()
             raise
-        if stale and not self._reset(0.0):
+        if differs and not self._reset(0.0):
             return
         with self._changed:
-            if stale:
+            if differs:
                 self._allow_starts()
-                self._used = self._holder is client  # else it has disconnected without using any worker
             self._changed.wait_for(lambda: self._holder is not client or self._stopped or self._all_listen())
             if self._holder is client and not self._stopped:
                 workers = [[child.start.generation, child.address] for child in self._children()]
@@ -109,30 +104,10 @@ class Takeover:
         """End the previous client's workers, notify that client, and start fresh workers for the next one."""
         if self._reset(grace_s):
             with self._changed:
-                self._used, self.is_kept = False, True
+                self.is_kept = True
                 self._set_lease(keep_s)
                 self._allow_starts()
                 client.post(Frame(Kind.KEPT, 0))
-
-    def left(self, client: Client) -> bool:
-        """Record that a client has disconnected; return whether it left workers behind, to be ended by `renew`."""
-        with self._changed:
-            if self._holder is not client:
-                return False
-            self._holder = None
-            self._changed.notify_all()
-            return not self._resetting and not self._stopped
-
-    def renew(self) -> None:
-        """End the workers of a client that disconnected without KEEP, and start fresh ones. Blocks until then."""
-        with self._changed:
-            if self._stopped or not self._used or not self._is_free():
-                return  # another client has taken the node already
-            self._resetting = True
-        if self._reset(0.0):
-            with self._changed:
-                self._used = False
-                self._allow_starts()
 
     def wait_start(self, worker: int) -> None:
         """Block while all workers are being ended: none may be restarted before that. Called with the lock held."""
@@ -145,9 +120,6 @@ class Takeover:
         """Unblock all waiting threads because the node is ending. Called with the lock held."""
         self._stopped = True
         self._changed.notify_all()
-
-    def _is_free(self) -> bool:
-        return self._holder is None and not self._resetting
 
     def _all_listen(self) -> bool:
         return all(child.address for child in self._children())

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,10 +95,6 @@ class Client:
         assert self.process.wait(PATIENCE_S) == status, self.out + self.err
         return self.opened()
 
-    def has_taken(self) -> bool:
-        """Whether it has the pool, or had it and has ended before anybody looked."""
-        return is_taken() or self.process.poll() is not None
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -162,12 +157,6 @@ def is_untouched(found: Sequence[dict[str, Any]]) -> bool:
 def is_gone(kind: str, pool: str) -> bool:
     """Whether no node of a pool is left."""
     return all(each["pool"] != pool for each in provider_of(kind).find())
-
-
-def is_taken() -> bool:
-    """Whether a client has noted that it has the pool."""
-    record = KeptPool.read(pool_folder("warm"))
-    return record is not None and record.until is None
 
 
 def left_directories(pool: str) -> list[Path]:
@@ -249,30 +238,17 @@ def test_ctrl_c_while_it_waits(run: Run) -> None:
     assert agents(run("three").ends()) == agents(first.ends())
 
 
-@pytest.mark.parametrize("body", ["time.sleep(600)", "look('again') @ pool; (look('more') > pool); time.sleep(600)"])
-def test_a_client_is_killed(run: Run, body: str) -> None:
-    """The next one takes the nodes over, with workers that the killed one never had."""
-    first = run("one", body=body)
+def test_a_client_is_killed(run: Run, kind: str) -> None:
+    """The next one ends the nodes, says so, and starts others."""
+    first = run("one", body="look('again') @ pool; (look('more') > pool); time.sleep(600)")
     before = first.opened()
     first.kill()
-    after = run("two").ends()
-    assert agents(after) == agents(before)
+    second = run("two")
+    after = second.ends()
+    assert "the program that had it was killed" in second.err
+    assert after["pool"] != before["pool"]
+    assert is_gone(kind, before["pool"])
     assert is_untouched(after["found"])
-
-
-def test_clients_are_killed_at_any_moment_of_taking_over_and_leaving(run: Run) -> None:
-    """Whatever moment it is, the next client that is let live gets nodes that nobody else has used."""
-    run("one").ends()
-    for number in range(4):
-        client = run(str(number))
-        if number % 2:
-            client.opened()  # it is about to leave
-        else:
-            wait_until(client.has_taken, PATIENCE_S)
-        time.sleep(number * 0.01)
-        client.kill()
-        assert client.process.returncode in (0, -signal.SIGKILL), client.err
-        assert is_untouched(run("next").ends()["found"])
 
 
 def test_a_node_that_has_died_is_started_anew(run: Run, kind: str, engine: Any) -> None:
@@ -359,26 +335,26 @@ def test_skyward_down(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("kind", ["Docker"], indirect=True)
 @pytest.mark.parametrize("site", ["OpenSSH"], indirect=True)
 def test_over_ssh(run: Run, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of a host are taken over after a client has left, and after one was killed; then nothing stays there."""
+    """Nodes of a host are taken over after a client has left, and ended after one was killed; nothing stays there."""
     server = site.serve(f"SetEnv=DOCKER_HOST={os.environ['DOCKER_HOST']}")
     host, known = f"{getpass.getuser()}@127.0.0.1:{server.port}", site.known(server)
     monkeypatch.setenv("SSH_AUTH_SOCK", "")
     provider = f"sky.SSH({host!r}, key={site.key!r}, known_hosts={known!r})"
     first = run("one", nodes=2, provider=provider, secrets={"TOKEN": "s3cret"}).ends()
-    second = run("two", nodes=1, provider=provider, body="time.sleep(600)")
+    second = run("two", nodes=1, provider=provider, body="time.sleep(600)", ttl=6)
     assert second.opened()["found"][0]["agent"] == first["found"][0]["agent"]
     assert is_untouched(second.opened()["found"])
     second.kill()
     third = run("three", nodes=1, provider=provider).ends()
-    assert agents(third) == agents(first)[:1]
+    assert third["pool"] != first["pool"]
     assert is_untouched(third["found"])
     pools = Path.home() / ".cache" / "skyward" / "pools"
     assert main(["down", "warm", "--at", f"ssh://{host}?key={site.key}&known_hosts={known}"]) == 0
     assert not pool_folder("warm").exists()
     last = run("four", nodes=1, keep=1, provider=provider).ends()
     assert last["pool"] != first["pool"]
-    assert not list(pools.glob(f"{first['pool']}.*"))
-    wait_until(lambda: not list(pools.glob(f"{last['pool']}.*")), PATIENCE_S)
+    ended = [each["pool"] for each in (first, third, last)]
+    wait_until(lambda: not [path for pool in ended for path in pools.glob(f"{pool}.*")], PATIENCE_S)
     assert is_gone("Docker", first["pool"])
     assert is_gone("Docker", last["pool"])
 
@@ -395,9 +371,8 @@ from tests.e2e.dying import die_at
 from tests.e2e.stand_functions import where
 
 CALLS = [
-    (PoolLock, "acquire"), (KeptPool, "write"), (Allocation, "acquire"), (Allocation, "prepare"), (Allocation, "adopt"),
-    (named, "take"), (NamedPool, "note"), (NodeClient, "keep"), (Allocation, "let_go"), (NamedPool, "keep"),
-    (NamedPool, "leave"), (PoolLock, "release"),
+    (PoolLock, "acquire"), (KeptPool, "write"), (Allocation, "adopt"), (named, "take"), (NamedPool, "note"),
+    (NodeClient, "keep"), (NamedPool, "keep"), (PoolLock, "release"),
 ]
 number, when = os.environ["CLIENT_DIES"].split()
 die_at(*CALLS[int(number)], when)
@@ -409,15 +384,17 @@ with sky.ComputePool(sky.{kind}(), name="warm", keep=60, display="quiet") as poo
 @pytest.mark.parametrize(("kind", "when"), [("Local", "before"), ("Docker", "after")], indirect=["kind"])
 def test_a_client_killed_at_any_call_of_taking_over_and_leaving(run: Run, kind: str, tmp_path: Path, when: str) -> None:
     """The next one gets nodes that nobody has used since they were started; in the end nothing is left."""
-    first = run("one").ends()
-    for number in range(12):
+    pools = set[str]()
+    for number in range(8):
+        kept = run("kept").ends()
+        pools.add(kept["pool"])
+        assert is_untouched(kept["found"])
         words = [sys.executable, "-c", DYING.format(kind=kind, module=kind.lower())]
         client = subprocess.run(words, env={**os.environ, "CLIENT_DIES": f"{number} {when}"}, check=False, timeout=100)
         assert client.returncode == -signal.SIGKILL, f"call {number} was never made"
-    last = run("two").ends()
+    last = run("last").ends()
     assert is_untouched(last["found"])
-    assert last["pool"] == first["pool"]
     assert main(["down", "warm"]) == 0
-    assert is_gone(kind, first["pool"])
-    assert not left_directories(first["pool"])
+    assert all(is_gone(kind, pool) for pool in (*pools, last["pool"]))
+    assert not [path for pool in pools for path in left_directories(pool)]
     assert not list((tmp_path / "state" / "skyward" / "pools").iterdir())

@@ -13,7 +13,7 @@ from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.config import PoolConfig, accelerator_info
-from skyward._pool.named import NamedPool, NodeInUseError, Order, shape_of
+from skyward._pool.named import NamedPool, Order, shape_of
 from skyward._pool.nodes.node_client import NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.worker_client import WorkerClient
@@ -87,7 +87,7 @@ class NodeStarter:
         if (kept := self._named.take(slot.index)) is not None:
             try:
                 return self._take_over(slot, host, launch, kept)
-            except (NodeInUseError, PoolClosedError):
+            except PoolClosedError:
                 raise
             except SkywardError as error:
                 self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
@@ -128,8 +128,6 @@ class NodeStarter:
                 slot.node = node  # from here on, closing the pool ends it
             for opened in node.open(self._settings.provision_timeout_s):
                 opened.buffer = self._settings.worker.buffer
-        except NodeInUseError:
-            raise  # it belongs to another client, which will end it
         except BaseException:
             discard(node, self._tell)
             raise

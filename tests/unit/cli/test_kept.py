@@ -21,5 +21,5 @@ def test_a_pool_that_is_kept_elsewhere_is_not_forgotten(
     record = KeptPool(name="warm", pool="0badcafe", provider="SSH(hosts=('gpu1',))", until=time.time() + 600)
     record.write(folder)
     assert main(["down", "warm"]) == 1
-    assert "it is kept on SSH(hosts=('gpu1',)), which --at names" in capsys.readouterr().err
+    assert "it is kept on SSH(hosts=('gpu1',)). Name that place with --at." in capsys.readouterr().err
     assert KeptPool.read(folder) == record

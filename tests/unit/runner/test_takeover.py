@@ -40,21 +40,18 @@ def test_the_next_client_gets_fresh_workers(start: Start) -> None:
 
 
 def test_a_client_that_vanishes_leaves_nothing_to_the_next(node: RunningNode) -> None:
-    """Its workers are ended, whether or not the next one is there already."""
+    """Its workers may have been used: the node ends by its lease."""
     first = node.client()
     take(first)
-    pid = node.pid(first)
     first.connection.close()
-    assert take(node.client())["workers"][0][0] == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert "refused" in take(node.client())
 
 
 def test_a_second_client_is_refused(node: RunningNode) -> None:
     """The one that has the node keeps it."""
     first, second = node.client(), node.client()
     take(first)
-    assert take(second) == {"refused": "another client has the node"}
+    assert take(second) == {"refused": "another client has the node, or had it last"}
     second.tell(Kind.KEEP, keep_s=1, grace_s=0)
     assert second.is_closed()
     assert first.ping_s() < 60
