@@ -150,7 +150,7 @@ class Instance:
     def stop_listening(self) -> None:
         """End its sshd, but not the open connections."""
         self.host.run("sh", "-c", 'kill $(cat "$1/sshd.pid")', "sh", self.folder)
-        wait_until(lambda: not self.host.run("ss", "-Hltn", f"src {self.address}:22").strip(), 30)
+        wait_until(lambda: not self.host.run("ss", "-Hltn", f"src {self.address}:22").strip(), 120)
 
     def take_key(self, private: str) -> None:
         """Give its sshd another host key from the next start on."""
@@ -217,7 +217,7 @@ class Instance:
         self._processes.append(server)
         outside, inside = (Path(f"/proc/{pid}/ns/net") for pid in (self.host.init, server.pid))
         host_network, ours = outside.readlink(), Path("/proc/self/ns/net").readlink()
-        wait_until(lambda: inside.readlink() not in (host_network, ours), 30)
+        wait_until(lambda: inside.readlink() not in (host_network, ours), 120)
         within = [program("nsenter"), "--net", f"--target={server.pid}", "--"]
         for words in (
             [*beside, *f"ip link add skyimds type veth peer name imds netns {server.pid}".split()],

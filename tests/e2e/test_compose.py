@@ -90,14 +90,14 @@ def there(stand: Stand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ma
         stdin=subprocess.DEVNULL,
     )
     try:
-        wait_until(sock.exists, 30)
+        wait_until(sock.exists, 120)
         env = {"DOCKER_HOST": f"unix://{sock}", "SKYWARD_REGISTRY_IMAGE": REGISTRY}
         given = give_images(env, folder)
         yield env
         host.run("docker", "rmi", *given)
     finally:
         ssh.terminate()
-        ssh.wait(10)
+        ssh.wait(60)
         sock.unlink(missing_ok=True)
 
 
@@ -265,7 +265,7 @@ def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> No
         with sky.ComputePool(provider(project), nodes=1) as other:
             assert left() >> other == []
             leave() >> other
-            wait_until(lambda: len(left() >> other) == 2 * 5 + 1 + 3 + 1, 10)  # its program starts in the background
+            wait_until(lambda: len(left() >> other) == 2 * 5 + 1 + 3 + 1, 120)  # its program starts in the background
         with sky.ComputePool(provider(project), nodes=1) as other:
             assert left() >> other == []
     with pytest.raises(ProviderError, match=r"needs 4 nodes; .* 3 run"), sky.ComputePool(provider(project), nodes=4):
@@ -279,7 +279,7 @@ def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> No
         assert client.stdout
         assert client.stdout.readline() == "open\n"
         client.kill()
-    wait_until(lambda: all(runners(node.container) == 0 for node in project.nodes()), 10)
+    wait_until(lambda: all(runners(node.container) == 0 for node in project.nodes()), 60)
     with sky.ComputePool(provider(project), nodes=NODES) as pool:
         assert left() @ pool == [[]] * NODES
     assert {node.container for node in project.nodes()} == before

@@ -159,7 +159,7 @@ def test_layers_compressed_with_zstd(images: Images, newer: OwnEngine) -> None:
 
     name, _, digest = result["reference"].removeprefix(f"{REGISTRY}/").partition("@")
     kinds = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
-    answer = requests.get(f"http://{REGISTRY}/v2/{name}/manifests/{digest}", headers=kinds, timeout=10)
+    answer = requests.get(f"http://{REGISTRY}/v2/{name}/manifests/{digest}", headers=kinds, timeout=60)
     assert {layer["mediaType"].rpartition("+")[2] for layer in answer.json()["layers"]} == {"zstd"}
     with newer.client() as client:
         client.images.remove(result["tag"], force=True)

@@ -17,7 +17,7 @@ import skyward as sky
 from skyward.errors import EngineError
 from tests.e2e.rights_functions import rights
 
-LIMIT_S = 15.0
+LIMIT_S = 40.0
 
 
 class _Proxy:

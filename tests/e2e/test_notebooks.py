@@ -162,7 +162,7 @@ def test_an_interrupt_stops_the_call_and_nothing_else(kernel: Kernel) -> None:
     wait_until_printed(cell, "after 0\n")
     kernel.manager.interrupt_kernel()
 
-    assert cell.idle.wait(10)
+    assert cell.idle.wait(60)
     assert cell.traceback.rstrip().endswith("KeyboardInterrupt:")
     assert cell.traceback.count("/skyward/") <= 1, cell.traceback
     assert kernel.run("late(0) >> pool").printed() == "[0] after 0\n"
@@ -184,7 +184,7 @@ def test_an_interrupt_ends_whatever_waits(kernel: Kernel, code: str) -> None:
     time.sleep(0.1)
     kernel.manager.interrupt_kernel()
 
-    assert cell.idle.wait(10)
+    assert cell.idle.wait(60)
     assert cell.traceback.rstrip().endswith(("KeyboardInterrupt:", "CancelledError:"))
     assert cell.traceback.count("/skyward/") <= 1, cell.traceback
     assert kernel.run("late(0) >> pool").printed() == "[0] after 0\n"
@@ -196,7 +196,7 @@ def test_an_interrupt_of_the_cells_own_code_names_that_code(kernel: Kernel) -> N
     wait_until_printed(cell, "here\n")
     kernel.manager.interrupt_kernel()
 
-    assert cell.idle.wait(10)
+    assert cell.idle.wait(60)
     assert cell.traceback.rstrip().endswith("KeyboardInterrupt:")
     assert cell.traceback.count("/skyward/") <= 1, cell.traceback
 

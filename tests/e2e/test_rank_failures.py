@@ -38,7 +38,7 @@ from tests.e2e.failing_functions import (
 )
 from tests.printed import Printed
 
-STOPPED_S = 15.0  # within which the caller must know, and the other ranks be stopped
+STOPPED_S = 45.0  # ranks that were not stopped would run for a minute or more; it takes 2 s on an idle machine
 Make = Callable[..., sky.ComputePool]
 Containers = Callable[[str], list[Any]]
 
@@ -236,11 +236,11 @@ def test_a_group_that_cannot_be_made_again_says_why(new_pool: Make) -> None:
 
 def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: Containers, provider_name: str) -> None:
     """It is named, soon after the deadline, and nothing is left."""
-    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=4)
+    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=15)
     began = time.monotonic()
-    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 4 s"), pool:
+    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 15 s"), pool:
         pytest.fail("the pool must not open")
-    assert time.monotonic() - began < 4 + STOPPED_S
+    assert time.monotonic() - began < 15 + STOPPED_S
     if provider_name == "docker":
         assert containers(pool.id) == []
 

@@ -33,7 +33,7 @@ from tests.printed import Printed
 
 RANKS = range(4)
 CANARY = "canary-4f1c-of-a-secret"
-STOPPED_S = 15.0  # within which ranks must be stopped when one of them fails
+STOPPED_S = 45.0  # ranks that were not stopped would run for a minute or more; it takes 2 s on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_dead_rank_is_the_error(provider_name: str) -> None:
         (
             "hangs",
             sky.errors.PluginError,
-            r"(?s)not set up on rank 3 \(node 1\) within 6 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
+            r"(?s)not set up on rank 3 \(node 1\) within 15 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_rank_that_is_not_set_up_fails_the_start(
         nodes=2,
         worker=sky.Worker(per_node=2),
         plugins=[broken(3, how)],
-        provision_timeout=6.0 if how == "hangs" else 60.0,
+        provision_timeout=15.0 if how == "hangs" else 60.0,
     )
     with pytest.raises(error, match=words), pool:
         pytest.fail("the pool is open")

@@ -185,7 +185,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
             said.join()
 
 

@@ -78,7 +78,7 @@ def test_a_run_on_hosts_outlives_the_machine_that_started_it(
 
     place = f"/root/.local/state/skyward/runs/{run}"
     wait_until(lambda: '"ended"' in first.run("cat", f"{place}/run.jsonl"), 240)
-    wait_until(lambda: not first.run("docker", "ps", "-aq", "--filter", f"label=skyward.run={run}"), 30)
+    wait_until(lambda: not first.run("docker", "ps", "-aq", "--filter", f"label=skyward.run={run}"), 120)
 
     copy = fetched(first, place, home)
     check(copy)

@@ -398,7 +398,7 @@ def test_ps_and_down_find_pools_by_label_alone(ssh: Make, stand: Stand) -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("1 node ended at") == 2
         assert pool.id not in skyward("ps").stdout
-        wait_until(lambda: pool.current_nodes() == 0, 10)
+        wait_until(lambda: pool.current_nodes() == 0, 60)
     absent = skyward("down", "deadbeef")
     assert absent.returncode == 1
     assert "There is no pool or run named" in absent.stderr

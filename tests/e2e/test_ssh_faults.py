@@ -23,7 +23,7 @@ from tests.e2e.stand_functions import wait, where, work, work_once
 from tests.printed import Printed
 
 Make = Callable[..., sky.SSH]
-SEEN_S = 10.0  # the loss of a host is known by then
+SEEN_S = 30.0  # the loss of a host is known by then
 pytestmark = pytest.mark.usefixtures("clean")
 
 FAULTS = {
@@ -50,7 +50,7 @@ def mended(stand: Stand) -> Iterator[Callable[[str, Host], None]]:
     yield do
     for kind, host in done:
         FAULTS[kind][1](host)
-        wait_until(lambda host=host: bool(host.run("docker", "ps", check=False)), 30)  # type: ignore[misc]
+        wait_until(lambda host=host: bool(host.run("docker", "ps", check=False)), 120)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -145,7 +145,7 @@ def test_the_only_host_is_used_again_as_soon_as_it_is_back(
         mended(kind, host)
         wait_until(lambda: pool.current_nodes() == 0, SEEN_S)
         FAULTS[kind][1](host)
-        wait_until(lambda: pool.current_nodes() == 1, 30)
+        wait_until(lambda: pool.current_nodes() == 1, 120)
         assert (where() >> pool) == "stand1"
         (after,) = directories_on(host, pool.id)
         assert after != before
@@ -165,7 +165,7 @@ def test_what_a_host_runs_ends_by_its_lease_when_nobody_can_tell_it(
         mended("link-down", host)
         wait_until(lambda: pool.current_nodes() == 1, SEEN_S)
         assert left_on(host)
-        wait_until(lambda: not left_on(host), 30)
+        wait_until(lambda: not left_on(host), 120)
 
 
 # clients that die ----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_destroy_from_another_process_needs_no_memory(ssh: Make, stand: Stand) -
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
         ssh().destroy(pool.id)
         assert list(ssh().find()) == []
-        wait_until(lambda: pool.current_nodes() == 0, 10)
+        wait_until(lambda: pool.current_nodes() == 0, 60)
     faults.kill_sshd(stand.host(2))
     try:
         with pytest.raises(ProviderError, match="1 of 3 hosts"):

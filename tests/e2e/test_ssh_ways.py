@@ -19,7 +19,7 @@ from skyward.ssh.preflight import HostReport
 from tests.e2e.stand import IMAGE, directories_on, wait_until
 from tests.e2e.stand_functions import where
 
-REFUSED_S = 10.0  # a way that leads nowhere is told by then
+REFUSED_S = 30.0  # a way that leads nowhere is told by then
 pytestmark = pytest.mark.usefixtures("clean")
 
 

@@ -66,7 +66,7 @@ def _engine(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[Non
         ended.set()
         with socket.socket(socket.AF_UNIX) as last:
             last.connect(str(path))
-        thread.join(10)
+        thread.join(60)
         for each in held:
             each.close()
 

@@ -179,7 +179,7 @@ def test_a_forward_leads_on_in_both_directions_and_ends() -> None:
                 forward.close()
                 assert left.recv(1) == b""
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", forward.port), 10)
+            socket.create_connection(("127.0.0.1", forward.port), 60)
 
 
 def test_a_forward_to_nowhere_ends_what_comes() -> None:

@@ -33,14 +33,14 @@ def test_figures_are_served_while_the_pool_is_open(capsys: pytest.CaptureFixture
     with around(FakePool(), cast(Any, None)):
         address = capsys.readouterr().err.split()[-1]
         assert address.startswith("http://127.0.0.1:")
-        lines = urlopen(address, timeout=10).read().decode().splitlines()
+        lines = urlopen(address, timeout=60).read().decode().splitlines()
     assert 'skyward_node_cpu_cores{node="0",pool="ab12"} 1.5' in lines
     assert 'skyward_node_calls_failed_total{node="0",pool="ab12"} 2.0' in lines
     assert 'skyward_gpu_utilization_ratio{gpu="0",name="H200",node="0",pool="ab12"} 0.5' in lines
     assert 'skyward_calls_waiting{pool="ab12"} 4.0' in lines
     assert not any(line.startswith("skyward_node_memory_bytes{") for line in lines)
     with pytest.raises(OSError, match="refused"):
-        urlopen(address, timeout=10)
+        urlopen(address, timeout=60)
 
 
 @needs_library

@@ -68,12 +68,12 @@ def test_a_callback_that_waits_holds_up_no_other() -> None:
     callbacks, gate, done = Callbacks(), threading.Event(), threading.Event()
 
     def first() -> None:
-        gate.wait(10)
+        gate.wait(60)
         done.set()
 
     callbacks.submit("first", first)
     callbacks.submit("second", gate.set)
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_error_is_reported_and_ends_nothing(capsys: pytest.CaptureFixture[str
     callbacks, after = Callbacks(), threading.Event()
     callbacks.submit("a callback of train()", lambda: exec(code, {"sys": sys}))
     callbacks.submit("next", after.set)
-    assert after.wait(10)
+    assert after.wait(60)
     callbacks.drain()
     said = capsys.readouterr().err
     assert "a callback of train() raised an error" in said
@@ -106,7 +106,7 @@ def test_draining_waits_for_what_was_submitted() -> None:
         inside.set()
 
     callbacks.submit("drains", drains)
-    assert inside.wait(5)
+    assert inside.wait(60)
 
 
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +116,4 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch
     callbacks.submit("one", lambda: None)
     wait_until(lambda: not callbacks._threads)
     callbacks.submit("two", done.set)
-    assert done.wait(10)
+    assert done.wait(60)

@@ -81,7 +81,7 @@ class Host:
             env=self.env if env is None else env,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
             user=self.uid,
             group=self.uid,
@@ -228,7 +228,7 @@ def test_a_port_that_a_client_on_the_machine_holds_is_passed_over(host: Host) ->
         (host.place / "random").write_bytes((port - 10_000).to_bytes(2, "little"))
         words = [*host.shell, "-c", script, "sh", host.pool, "60", "0", "0"]
         done = subprocess.run(
-            words, input="go\nport\nend\n", env=host.env, capture_output=True, text=True, timeout=20, check=False
+            words, input="go\nport\nend\n", env=host.env, capture_output=True, text=True, timeout=60, check=False
         )
     assert "skyward-watchdog failed no free port was found" in done.stdout
 

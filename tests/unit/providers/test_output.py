@@ -24,9 +24,9 @@ def test_an_announcement_wakes_who_waits() -> None:
     more, done = threading.Event(), threading.Event()
 
     def chunks() -> Iterator[bytes]:
-        more.wait(5)
+        more.wait(60)
         yield _READY
-        done.wait(5)
+        done.wait(60)
 
     output = NodeOutput(chunks(), "n")
     assert output.wait_announcement(0.01) is None

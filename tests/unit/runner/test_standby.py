@@ -127,11 +127,11 @@ def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) 
 
 def test_a_standby_ends_when_nobody_has_had_it_for_its_lease(start: Start) -> None:
     """While somebody has it, it does not."""
-    standby = start("skyward.runner.entry.standby", **{LEASE_VAR: "1.5"})
+    standby = start("skyward.runner.entry.standby", **{LEASE_VAR: "6"})
     taken = start("skyward.runner.entry.standby", "take")
     greeting(taken)
     with pytest.raises(subprocess.TimeoutExpired):
-        standby.wait(2.5)
+        standby.wait(8)
 
     end(taken)
 

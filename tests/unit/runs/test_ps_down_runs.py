@@ -153,7 +153,7 @@ def test_the_pools_of_a_run_that_was_killed_are_ended(tmp_path: Path, capsys: py
             (run,) = events(capsys.readouterr().out, "run")
             return dict(run)
 
-        wait_until(lambda: listed()["calls"].get("done") == 5, 30)
+        wait_until(lambda: listed()["calls"].get("done") == 5, 120)
         run = listed()
         assert run["state"] == "running"
         program.kill()

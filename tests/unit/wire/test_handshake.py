@@ -204,4 +204,4 @@ def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.Monke
     thread.join()
     left.close()
 
-    assert took < 2
+    assert took < 8

@@ -38,7 +38,7 @@ def test_posting_does_not_wait_for_a_reader(ends: tuple[Connection, Connection])
     near, far = ends
     posted = threading.Thread(target=near.post, args=[Frame(1, number, BIG) for number in range(5)])
     posted.start()
-    posted.join(10)
+    posted.join(60)
     assert not posted.is_alive()
     assert received(far, 5) == [0, 1, 2, 3, 4]
 
@@ -56,7 +56,7 @@ def test_sending_waits_until_all_is_written(ends: tuple[Connection, Connection])
     threading.Thread(target=send, daemon=True).start()
     assert not sent.wait(0.1)
     assert received(far, 2) == [0, 1]
-    assert sent.wait(10)
+    assert sent.wait(60)
 
 
 def test_urgent_frames_overtake_those_that_wait(ends: tuple[Connection, Connection]) -> None:
@@ -106,7 +106,7 @@ def test_many_threads_lose_no_frame(ends: tuple[Connection, Connection]) -> None
             assert len(frame.head) == sizes[frame.id % len(sizes)]
             seen[frame.kind].append(frame.id)
     for each in threads:
-        each.join(10)
+        each.join(60)
     assert seen == {thread: list(range(300)) for thread in range(4)}
 
 
@@ -136,7 +136,7 @@ def test_closing_releases_whoever_sends(ends: tuple[Connection, Connection]) -> 
     before = [thread for thread in threading.enumerate() if thread.name == "skyward-writer"]
     assert before
     near.close()
-    assert failed.wait(10)
+    assert failed.wait(60)
     wait_until(lambda: not [thread for thread in before if thread.is_alive()])
 
 

@@ -209,7 +209,7 @@ class Rotation:
         return self._processes[-1]
 
     def public(self) -> str:
-        wait_until(lambda: (self.place / "public").exists(), 30)
+        wait_until(lambda: (self.place / "public").exists(), 120)
         return (self.place / "public").read_text()
 
     def end(self) -> None:
