@@ -6,25 +6,22 @@ packages into the image; nothing is added silently.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import json
 import sys
-import sysconfig
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.metadata import Distribution, distributions, packages_distributions
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, packages_distributions
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from skyward.errors import ConfigError
 from skyward.model.image_fields import local_path, package_name, requirement_name, without_logins
-from skyward.model.source import Import, imports_in, imports_of, parsed
+from skyward.model.source import Import, imports_in
 
 if TYPE_CHECKING:
     from skyward.model.image import Image
@@ -33,7 +30,6 @@ State = Literal["add", "change", "keep", "unused"]
 _SIGNS: dict[State, str] = {"add": "+", "change": "~", "keep": "=", "unused": "-"}
 _SHOWN = 3  # places of an import that are shown
 _MAIN = ("__main__", "__mp_main__")
-_EDITABLE = "installed in editable mode from "
 # frameworks that a plugin installs and sets up on nodes
 _PLUGINS = {
     **{name: name for name in ("jax", "joblib", "keras", "tensorflow", "torch")},
@@ -81,7 +77,7 @@ class Inferred:
         code: name of the code that was read.
         packages: the imported packages by name, without their dependencies.
         missing: modules that are not installed: name, place of the import, and whether the import is optional.
-        notes: sentences on other findings, such as projects in editable mode.
+        notes: sentences on local modules that cannot be read.
     """
 
     code: str
@@ -201,11 +197,11 @@ def _allows(requirement: str, version: str) -> bool:
     return parsed.url is not None or parsed.specifier.contains(version, prereleases=True)
 
 
-# from code to modules -------------------------------------------------------------------------------------------------
+# from code to packages ------------------------------------------------------------------------------------------------
 
 
 def infer(code: object) -> Inferred:
-    """Return the installed packages that a function, class, module or script imports.
+    """Return the installed packages that a module imports; for a function or class, the module that defines it.
 
     Args:
         code: a function (also a compute function), a class, a module, or the path of a script or notebook.
@@ -213,78 +209,32 @@ def infer(code: object) -> Inferred:
     Raises:
         ConfigError: it is none of these, or its source cannot be read.
     """
-    if isinstance(code, str | Path):
-        path = Path(code).expanduser().absolute()
-        if path.suffix not in (".py", ".pyw", ".ipynb"):
-            raise ConfigError(f"Image.infer takes the path of a Python script or notebook; found {str(code)!r}.")
-        folder, package = path.parent, list[str]()
-        while (folder / "__init__.py").is_file():  # in a package, relative imports start at the outermost one
-            package.insert(0, folder.name)
-            folder = folder.parent
-        return _Inference(folder).follow(path.name, imports_in(path, ".".join(package)))
-    code = _plain(code)
-    if isinstance(code, ModuleType):
-        return _Inference().follow(code.__name__, [Import(code.__name__, f"the module {code.__name__}")])
-    if not isinstance(code, FunctionType | type):
+    if not isinstance(code, str | Path):
+        module = _module_of(code)
+        if module.__name__ not in _MAIN:
+            return _Inference().follow(module.__name__, [Import(module.__name__, f"the module {module.__name__}")])
+        code = getattr(module, "__file__", None)
+        if code is None:
+            raise ConfigError("Image.infer: the main program has no file. Give the path of the script or notebook.")
+    path = Path(code).expanduser().absolute()
+    if path.suffix not in (".py", ".pyw", ".ipynb"):
+        raise ConfigError(f"Image.infer takes the path of a Python script or notebook; found {str(code)!r}.")
+    folder, package = path.parent, list[str]()
+    while (folder / "__init__.py").is_file():  # in a package, relative imports start at the outermost one
+        package.insert(0, folder.name)
+        folder = folder.parent
+    return _Inference(folder).follow(path.name, imports_in(path, ".".join(package)))
+
+
+def _module_of(code: Any) -> ModuleType:
+    """Return the module that defines a function (also a compute function or a partial of it) or a class."""
+    plain = inspect.unwrap(code.func if isinstance(code, functools.partial) else code)
+    found = plain if isinstance(plain, ModuleType) else sys.modules.get(str(getattr(plain, "__module__", None)))
+    if found is None:
         raise ConfigError(
             f"Image.infer takes a function, a class, a module or the path of a script; found {type(code).__name__}."
         )
-    return _Inference().follow(code.__qualname__, list(_used(code, f"the module of {code.__qualname__}", set())))
-
-
-def _plain(code: Any) -> Any:
-    """Return the function behind a compute function, a call of one, a partial or a method."""
-    while not isinstance(code, FunctionType | type | ModuleType):
-        inner = code.func if isinstance(code, functools.partial) else getattr(code, "__func__", None)
-        inner = inner or getattr(code, "__wrapped__", None) or getattr(code, "fn", None)
-        if inner is None:
-            return code
-        code = inner
-    return inspect.unwrap(code) if isinstance(code, FunctionType) else code
-
-
-def _used(code: Any, where: str, seen: set[int]) -> Iterator[Import]:
-    """Yield the modules that a function or class needs: of the main program, what it uses; else its whole module."""
-    code = _plain(code)
-    if isinstance(code, ModuleType):
-        yield Import(code.__name__, where)
-    elif not isinstance(code, FunctionType | type) or code.__module__ not in _MAIN:
-        yield Import(str(getattr(code, "__module__", None) or type(code).__module__), where)
-    elif id(code) not in seen:
-        seen.add(id(code))
-        members = [code] if isinstance(code, FunctionType) else [*map(_plain, vars(code).values()), *code.__bases__]
-        for each in members:
-            if isinstance(each, FunctionType):
-                yield from _used_by(each, seen)
-            elif isinstance(each, type):
-                yield from _used(each, where, seen)
-
-
-def _used_by(fn: FunctionType, seen: set[int]) -> Iterator[Import]:
-    file = Path(fn.__code__.co_filename).name
-    try:
-        lines, first = inspect.getsourcelines(fn)
-        tree = parsed(textwrap.dedent("".join(lines)), file)
-    except (OSError, ConfigError):  # a lambda within an expression is not a statement of its own
-        tree, first = ast.Module([], []), 1
-        if fn.__name__ != "<lambda>":
-            raise ConfigError(
-                f"Image.infer: the source of {fn.__qualname__!r} cannot be found. Give the path of the script instead."
-            ) from None
-    yield from imports_of(tree, f"{file}:", first=first)
-    closed = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-    for name in sorted(_names(fn.__code__)):
-        value = closed[name].cell_contents if name in closed else fn.__globals__.get(name)
-        if value is not None:
-            yield from _used(value, f"{name} in {file}", seen)
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return {*code.co_names, *code.co_freevars}.union(*inner)
-
-
-# from modules to packages ---------------------------------------------------------------------------------------------
+    return found
 
 
 class _Inference:
@@ -292,13 +242,8 @@ class _Inference:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        libraries = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-        paths = [Path(str(each)).resolve() for each in (*([folder] if folder else []), *sys.path)]
-        self._roots = [
-            each
-            for each in dict.fromkeys(paths)
-            if not {"site-packages", "dist-packages"} & {*each.parts} and not libraries & {each, each.parent}
-        ]
+        self._path = [*([str(folder)] if folder else []), *sys.path]
+        self._installed = packages_distributions()
         self._packages: dict[str, InferredPackage] = {}
         self._missing: dict[str, Import] = {}
         self._notes: dict[str, None] = {}
@@ -318,71 +263,52 @@ class _Inference:
         top = found.name.partition(".")[0]
         if top in sys.stdlib_module_names or top in ("skyward", *_MAIN):
             return
-        names = sorted({*packages_distributions().get(top, ())})
-        if self._file(top) is not None or (not names and self._is_namespace(top)):
-            if self._file(found.name) is None and not found.maybe and not self._is_namespace(found.name):
-                self._missing.setdefault(found.name, found)
-            parts = found.name.split(".")
-            for length in range(1, len(parts) + 1):
-                yield from self._follow(".".join(parts[:length]))
-            return
-        installed = _package_of(found.name, names)
-        if installed is not None and installed.note.startswith(_EDITABLE):
-            self._notes[f"{top} is local: {installed.name}, {installed.note}; its files are sent with calls"] = None
-        elif installed is not None:
-            known = self._packages.get(installed.name, installed)
-            where = known.where if found.where in known.where else (*known.where, found.where)
-            self._packages[installed.name] = replace(known, where=where, optional=known.optional and found.optional)
-        elif "." in found.name if names else not found.maybe:  # a namespace has only modules
-            self._missing.setdefault(found.name if names else top, found)
+        specs = list(self._specs(found.name))
+        files = [Path(spec.origin) for spec in specs if spec.origin]
+        names = sorted({*self._installed.get(top, ())})
+        if len(names) > 1:  # one namespace, or alternatives such as opencv-python and opencv-python-headless
+            names = [name for name in names if files and files[-1] in _files_of(name)][:1]
+        local = [file for file in files if not {"site-packages", "dist-packages"} & {*file.parts}]
+        if names and not local:
+            self._add(Distribution.from_name(names[0]), found)
+        elif len(specs) <= found.name.count(".") and not (found.maybe and files):  # a namespace has only modules
+            self._missing.setdefault(found.name if specs else top, found)
+        for number, file in enumerate(local, 1):
+            if file not in self._followed:
+                self._followed.add(file)
+                yield from self._imports(".".join(found.name.split(".")[:number]), file)
 
-    def _file(self, name: str) -> Path | None:
-        """Return the file of a local module; None if there is none."""
-        bases = [root.joinpath(*name.split(".")) for root in self._roots]
-        files = (file for base in bases for file in (base / "__init__.py", base.with_name(f"{base.name}.py")))
-        return next((file for file in files if file.is_file()), None)
+    def _specs(self, name: str) -> Iterator[ModuleSpec]:
+        """Yield where the packages around a module and it itself are found, without importing them."""
+        path: Iterable[str] = self._path
+        for part in name.split("."):
+            spec = PathFinder.find_spec(part, list(path))
+            if spec is None:
+                return
+            yield spec
+            path = spec.submodule_search_locations or ()
 
-    def _is_namespace(self, name: str) -> bool:
-        return any(root.joinpath(*name.split(".")).is_dir() for root in self._roots)
-
-    def _follow(self, name: str) -> Iterator[Import]:
+    def _imports(self, name: str, file: Path) -> Iterator[Import]:
         """Yield the imports of a local module."""
-        file = self._file(name)
-        if file is None or file in self._followed:
-            return
-        self._followed.add(file)
-        for project, folder in _editables():
-            if file.is_relative_to(folder):
-                top = name.partition(".")[0]
-                self._notes[f"{top} is local: {project}, {_EDITABLE}{folder}; its files are sent with calls"] = None
         shown = file.relative_to(self._folder) if self._folder and file.is_relative_to(self._folder) else file
         try:
             yield from imports_in(file, name if file.stem == "__init__" else name.rpartition(".")[0], str(shown))
         except ConfigError as error:
             self._notes[f"{name} is not followed: {error}"] = None
 
-
-def _package_of(module: str, names: list[str]) -> InferredPackage | None:
-    """Return which of these installed packages provides a module (dotted name); None if it is in none of them."""
-    if len(names) > 1:  # one namespace, or alternatives such as opencv-python and opencv-python-headless
-        parts = module.split(".")
-        places = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        ends = [(f"{place}/__init__.", f"{place}.") for place in places]
-        names = next((have for end in ends if (have := [name for name in names if _has(name, end)])), [])
-    return _described(Distribution.from_name(names[0])) if names else None
-
-
-@lru_cache(maxsize=256)
-def _has(name: str, starts: tuple[str, ...]) -> bool:
-    return any(str(file).startswith(starts) for file in Distribution.from_name(name).files or ())
-
-
-def _editables() -> Iterator[tuple[str, Path]]:
-    """Yield names and folders of the projects that are installed in editable mode."""
-    for distribution in distributions():
+    def _add(self, distribution: Distribution, found: Import) -> None:
         origin = _origin(distribution)
-        if origin.get("dir_info", {}).get("editable"):
-            yield str(distribution.metadata["Name"]), _path(origin["url"]).resolve()
+        if origin.get("dir_info", {}).get("editable"):  # local code, which is sent with calls
+            return
+        package = _described(distribution, origin)
+        known = self._packages.get(package.name, package)
+        where = known.where if found.where in known.where else (*known.where, found.where)
+        self._packages[package.name] = replace(known, where=where, optional=known.optional and found.optional)
+
+
+def _files_of(name: str) -> set[Path]:
+    found = Distribution.from_name(name)
+    return {Path(str(found.locate_file(file))) for file in found.files or ()}
 
 
 def _origin(distribution: Distribution) -> dict[str, Any]:
@@ -390,32 +316,21 @@ def _origin(distribution: Distribution) -> dict[str, Any]:
 
     The format is https://packaging.python.org/en/latest/specifications/direct-url/.
     """
-    try:
-        found = json.loads(distribution.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) and "url" in found else {}
+    found: dict[str, Any] = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return found
 
 
-def _described(distribution: Distribution) -> InferredPackage:
+def _described(distribution: Distribution, origin: dict[str, Any]) -> InferredPackage:
     """Describe an installed package, without the places of its imports."""
-    name, version, origin = package_name(distribution.metadata["Name"]), distribution.version, _origin(distribution)
+    name, version = package_name(distribution.metadata["Name"]), distribution.version
     public = version.partition("+")[0]  # indexes seldom have a local version, such as "+cpu"
     requirement, note = f"{name}=={public}", "" if public == version else f"{version} here"
-    url = without_logins(str(origin.get("url", ""))).replace("***@", "")
-    path = _path(url)
-    if origin.get("dir_info", {}).get("editable"):
-        note = f"{_EDITABLE}{path}"
-    elif "vcs_info" in origin:
-        vcs, below = origin["vcs_info"], origin.get("subdirectory")
-        source = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" + (f"#subdirectory={below}" if below else "")
-        note = f"installed from {source}"
-        if url.startswith(("https://", "ssh://")):
-            requirement = f"{name} @ {source}"
-    elif url.startswith("file:"):
-        requirement, note = (str(path) if path.exists() else requirement), f"{version}, installed from {path}"
-    elif url:
-        requirement, note = f"{name} @ {url}", f"installed from {url}"
+    if url := without_logins(str(origin.get("url", ""))).replace("***@", ""):
+        vcs = origin.get("vcs_info")
+        source = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
+        source += f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
+        requirement = str(_path(url)) if url.startswith("file:") and not vcs else f"{name} @ {source}"
+        note = f"{version}, installed from {source}"
     return InferredPackage(name=name, version=version, requirement=requirement, plugin=_PLUGINS.get(name), note=note)
 
 
