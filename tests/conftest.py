@@ -44,7 +44,7 @@ LARGE = frozenset(
     for line in (
         # clusters and clouds
         "test_kubernetes test_kubernetes_conformance test_kubernetes_failures test_slurm test_slurm_conformance",
-        "test_aws test_aws_conformance test_gcp test_gcp_conformance test_rented_runs",
+        "test_aws test_gcp test_clouds test_rented_runs",
         # frameworks: torch and joblib stay
         "test_dask test_jax test_keras test_tensorflow test_ray test_ssh_frameworks test_framework_failures",
         # engines, networks and hosts that are stopped, cut or set up anew

@@ -69,8 +69,6 @@ class ComputeApi:
         granted: the permissions that the caller has in the project: those of the role that we print.
         needed: those that its calls so far took.
         refuse: answers a launch (zone and body) with codes and messages of errors, or lets it be.
-        on_call: is told of each call when it has been carried out, before its answer is sent: its name, and the TCP
-            port that it came from.
         on_launch, on_delete: are told of each instance.
     """
 
@@ -82,7 +80,6 @@ class ComputeApi:
         self.needed: set[str] = set()
         self.prices = True
         self.refuse: Callable[[str, dict[str, Any]], list[tuple[str, str]] | None] = lambda *_: None
-        self.on_call: Callable[[str, int], None] = lambda *_: None
         self.on_launch: Callable[[dict[str, Any]], None] = lambda _: None
         self.on_delete: Callable[[str], None] = lambda _: None
         self._operations: dict[str, dict[str, Any]] = {}
@@ -148,9 +145,7 @@ class ComputeApi:
                 self._ended[rest.split("/")[1]].wait(60)
             with self._lock:
                 name, status, answer = self._compute(method, project, zone, rest, query, body)
-        with self._lock:  # one call after the other, as the crash sweep counts them
-            self.calls.append((name, body))
-            self.on_call(name, int(environ["REMOTE_PORT"]))
+        self.calls.append((name, body))
         return _json(start, answer) if status == 200 else _error(start, status, *answer)
 
     def _lacking(self, method: str, zone: str | None, rest: str, body: dict[str, Any]) -> str | None:
@@ -178,8 +173,8 @@ class ComputeApi:
             return kind, 200, _list(self._listed(kind, zone), query)
         if kind == "operations":
             return "operations/wait", 200, self._operations[name.removesuffix("/wait")]
-        if method == "DELETE" or method == "PATCH":
-            return f"{kind}/{method.lower()}", *self._change(method, kind, name, zone, query, body)
+        if method == "DELETE":
+            return f"{kind}/delete", *self._delete(kind, name, zone, query)
         return rest if name else f"{kind}/insert", *self._make(kind, zone, query, body)
 
     def _listed(self, kind: str, zone: str | None) -> list[dict[str, Any]]:
@@ -201,15 +196,10 @@ class ComputeApi:
                 found.setdefault(str(each.get("zone", "global")), {kind: []})[kind].append(each)
         return found
 
-    def _change(
-        self, method: str, kind: str, name: str, zone: str | None, query: Mapping[str, str], body: dict[str, Any]
-    ) -> tuple[int, Any]:
+    def _delete(self, kind: str, name: str, zone: str | None, query: Mapping[str, str]) -> tuple[int, Any]:
         known = self.instances if kind == "instances" else self.firewalls
         if name not in known:
             return 404, ("notFound", f"The resource '{name}' was not found")
-        if method == "PATCH":
-            known[name].update(body)
-            return 200, self._begin("patch", zone, query, lambda: None)
         if kind == "instances":
             self.instances[name]["status"] = "STOPPING"
 

@@ -16,7 +16,6 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
     "POST operations/[^/]+/wait": ("{scope}Operations.get",),
     "GET [a-zA-Z]+": ("{kind}.list",),
     "POST firewalls": ("firewalls.create", "networks.updatePolicy"),
-    "PATCH firewalls/[^/]+": ("firewalls.get", "firewalls.update", "networks.updatePolicy"),
     "DELETE firewalls/[^/]+": ("firewalls.delete", "networks.updatePolicy"),
     "DELETE instances/[^/]+": ("instances.delete",),
     "POST instances/bulkInsert": ("instances.create",),

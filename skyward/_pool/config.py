@@ -228,10 +228,9 @@ def volumes_on(provider: Provider, value: object) -> tuple[Volume, ...]:
     """
     volumes = volumes_of(value or None)
     if volumes and not provider.capabilities.mounts:
-        raise ConfigError(
-            f"volumes= takes nodes that may mount, which those of {provider.name} may not: use sky.Docker, sky.SSH or "
-            "a cloud."
-        )
+        unable = [each for each in getattr(provider, "providers", (provider,)) if not each.capabilities.mounts]
+        names = " and ".join(f"sky.{type(each).__name__}" for each in unable)
+        raise ConfigError(f"{names} nodes cannot mount volumes. Use sky.Docker, sky.SSH or a cloud.")
     return volumes
 
 

@@ -274,8 +274,8 @@ class Images:
                 self._line.request(method, path, headers=headers)
             else:
                 self._line.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-            response = self._line.getresponse()
-            content = response.read()
+            with self._line.getresponse() as response:  # closed also if the machine ends before the answer does
+                content = response.read()
             self._used = monotonic()
         return response.status, response.headers, content
 
@@ -317,11 +317,11 @@ def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
     with closing(SocketLine(engine)) as line:
         try:
             line.request("GET", f"/images/get?{urlencode({'names': ref})}")
-            answer = line.getresponse()
-            if answer.status != 200:
-                raise translate(action, engine.url, answer.read().decode(errors="replace"))
-            while chunk := answer.read(_CHUNK):
-                yield chunk
+            with line.getresponse() as answer:
+                if answer.status != 200:
+                    raise translate(action, engine.url, answer.read().decode(errors="replace"))
+                while chunk := answer.read(_CHUNK):
+                    yield chunk
         except (HTTPException, OSError) as error:
             raise broken_off(action, engine.url, error, advice="") from error
 
@@ -342,9 +342,9 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
         except OSError as error:
             broken = error  # a refusing engine hangs up after sending the reason
         try:
-            answer = HTTPResponse(line.sock)
-            answer.begin()
-            said = answer.read().decode(errors="replace")
+            with HTTPResponse(line.sock) as answer:
+                answer.begin()
+                said = answer.read().decode(errors="replace")
         except (HTTPException, OSError, AttributeError) as error:
             raise broken_off(action, engine.url, broken or error, advice="") from error
     failures = [news["error"] for news in _documents(said) if "error" in news]

@@ -11,8 +11,8 @@ class Resource(TypedDict):
 
     `node` is -1 for resources that belong to no node. `user` is who started the pool, as "name@host", and `owner` the
     process; each is "" if no label says so. `hourly` and `cost` apply to rented resources, in USD per hour and so far,
-    None if unknown. `seen`, in seconds since 1970, is the last sign of life of the pool's client. `pool_name` is the
-    name of a pool that has one; while it is kept it lives `until`, in seconds since 1970.
+    None if unknown. `pool_name` is the name of a pool that has one; while it is kept it lives `until`, in seconds since
+    1970.
     """
 
     pool: str
@@ -29,7 +29,6 @@ class Resource(TypedDict):
     market: NotRequired[str]
     hourly: NotRequired[float | None]
     cost: NotRequired[float | None]
-    seen: NotRequired[float | None]
     pool_name: NotRequired[str]
     until: NotRequired[float]
 

@@ -6,6 +6,8 @@ that its user data names. What cloud-init and systemd would do with the rest of 
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -13,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,6 @@ from tests.e2e.stand import wait_until
 REGION, ACCOUNT = "us-east-1", "123456789012"
 METADATA = "169.254.169.254"
 PRICES = {"m6i.large": 0.096, "m6a.large": 0.0864, "c6i.large": 0.085}  # USD per hour on demand
-SPOT = "0.03100"  # and at the spot market, as long as moto's one price
 _IMDS = """
 import http.server, pathlib, sys
 notice = pathlib.Path(sys.argv[1])
@@ -267,8 +268,6 @@ class Cloud:
     Attributes:
         calls: all calls so far, each by its name and with its parameters.
         refuse: answers a launch (its parameters) with an error code of EC2, or lets it be.
-        on_call: is told of each call when it has been carried out, before its answer is sent: its name, and the TCP
-            port that it came from.
         boots: whether machines get any further than being there.
         gives_keys: whether machines take the host key of their user data; without cloud-init they have another.
     """
@@ -277,7 +276,6 @@ class Cloud:
         self.stand = stand
         self.calls: list[tuple[str, Mapping[str, str]]] = []
         self.refuse: Callable[[Mapping[str, str]], str | None] = lambda _: None
-        self.on_call: Callable[[str, int], None] = lambda *_: None
         self.gives_keys = self.boots = True
         self.instances: dict[str, Instance] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -327,22 +325,21 @@ class Cloud:
         instance.power_off()
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        with self._lock:  # one call after the other, as the crash sweep counts them
+        with self._lock:
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            environ["wsgi.input"] = _Bytes(body)
+            environ["wsgi.input"] = io.BytesIO(body)
             name, parameters = _call(environ, body)
             self.calls.append((name, parameters))
             if name == "GetProducts":
                 return _prices(json.loads(body), start)
             if name == "RunInstances" and (code := self.refuse(parameters)):
                 return _error(code, start)
-            answer = b"".join(self._moto(environ, start)).replace(b">0.00001<", f">{SPOT}<".encode())
+            answer = b"".join(self._moto(environ, start))
             if name == "RunInstances":
                 self._launched(re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()))
         if name == "TerminateInstances":
             for ident in re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()):
                 self.end(ident)
-        self.on_call(name, int(environ["REMOTE_PORT"]))
         return [answer]
 
     def _launched(self, ids: Iterable[str]) -> None:
@@ -382,19 +379,6 @@ class _Silent(WSGIRequestHandler):
         """Say nothing."""
 
 
-class _Bytes:
-    """A request's body, to be read again."""
-
-    def __init__(self, body: bytes) -> None:
-        import io
-
-        self._body = io.BytesIO(body)
-        self.read, self.readline, self.readlines = self._body.read, self._body.readline, self._body.readlines
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._body)
-
-
 def _call(environ: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, str]]:
     if target := environ.get("HTTP_X_AMZ_TARGET"):
         return str(target).rpartition(".")[2], {}
@@ -403,8 +387,6 @@ def _call(environ: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, st
 
 
 def _plain(text: str) -> str:
-    import base64
-
     return text if text.startswith("#") else base64.b64decode(text).decode()
 
 
@@ -423,11 +405,6 @@ def _error(code: str, start: Callable[..., Any]) -> Iterable[bytes]:
     return [f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()]
 
 
-def wait_gone(cloud: Cloud, within_s: float) -> None:
-    """Assert that within this many seconds nothing with a pool's tag is left."""
-    wait_until(lambda: not left(cloud), within_s)
-
-
 def left(cloud: Cloud) -> list[str]:
     """Everything at EC2 that has a pool's tag: machines that have not ended, disks, groups, interfaces, requests."""
     backend = cloud.backend
@@ -435,3 +412,18 @@ def left(cloud: Cloud) -> list[str]:
     rest = [each.id for each in backend.volumes.values()]
     rest += [each.id for groups in backend.groups.values() for each in groups.values() if each.name != "default"]
     return machines + rest
+
+
+def reapers_of(provider: str, endpoint: str) -> list[int]:
+    """The reapers of clients that use this endpoint of a provider."""
+    words = ["pgrep", "-f", f"skyward.providers.reaper {provider}"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split() if endpoint in _environment(int(pid))]
+
+
+def _environment(pid: int) -> str:
+    """The environment of a process; "" if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""

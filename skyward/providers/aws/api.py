@@ -13,7 +13,7 @@ from skyward.errors import ProviderError
 from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading
 
-TAG: Final = "skyward."  # prefix of the tags of a pool's resources: pool, owner, user, began, hourly, seen
+TAG: Final = "skyward."  # prefix of the tags of a pool's resources: pool, owner, user, hourly
 POOL: Final = f"{TAG}pool"
 _PRICE_REGION = "us-east-1"  # the price list has endpoints in a few regions only, each with the prices of all
 _lock = threading.Lock()  # a boto3 session must not create two clients at once

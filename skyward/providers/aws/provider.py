@@ -28,10 +28,8 @@ from skyward.providers.cloud.base import (
     ignoring,
     leftover,
     notes,
-    while_open,
 )
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.system import time
 
 _STATES: Mapping[str, State] = {
     "pending": "pending", "running": "running", "stopping": "stopped", "stopped": "stopped",
@@ -215,8 +213,7 @@ def tags(resource: Mapping[str, Any]) -> dict[str, str]:
 
 def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str, Any]]:
     """Return the TagSpecifications of a call that creates resources of these kinds; instances also get their price."""
-    noted = {**notes(pool), "began": f"{time.time():.0f}"}
-    pairs = {"Name": f"skyward-{pool}", **{f"{TAG}{key}": value for key, value in noted.items()}}
+    pairs = {"Name": f"skyward-{pool}", **{f"{TAG}{key}": value for key, value in notes(pool).items()}}
     price = {} if hourly is None else {f"{TAG}hourly": f"{hourly:.6f}"}
     return [{"ResourceType": kind, "Tags": _pairs(pairs | price if kind == "instance" else pairs)} for kind in kinds]
 
@@ -262,16 +259,6 @@ class Ec2Launcher:
         """Launch machines, and return their ids in node order."""
         made = self._api.call("ec2", "run_instances", **self.run_instances(request))["Instances"]
         return [each["InstanceId"] for each in sorted(made, key=lambda each: int(each["AmiLaunchIndex"]))]
-
-    def renew(self) -> None:
-        """Write the present time to a tag of the security group; see `cloud.base.sweep`.
-
-        Raises:
-            PoolClosedError: the group has been deleted.
-        """
-        seen = _pairs({f"{TAG}seen": f"{time.time():.0f}"})
-        with while_open(self._pool, "security group"):
-            self._api.call("ec2", "create_tags", Resources=[self._group], Tags=seen)
 
     def run_instances(self, request: LaunchRequest) -> dict[str, Any]:
         """Return the arguments of the call, which launches all machines or none."""

@@ -17,10 +17,10 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.node import Host
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, PoolRequest, PreemptionNotice
-from skyward.providers.cloud.base import Cloud, Instance, Launcher, MachineOffer, Notice, destroy, sweep
+from skyward.providers.cloud.base import Cloud, Instance, Launcher, LaunchRequest, MachineOffer, Notice, destroy, sweep
 from skyward.providers.cloud.boot import NO_NOTICES, NOTICE, USER, FirstHostKey, PoolKeys, user_data
 from skyward.providers.cloud.cost import Budget, CostMeter, find_offers
-from skyward.providers.cloud.launch import Batch, StartingMachine, launch, wait_ready
+from skyward.providers.cloud.launch import StartingMachine, launch, wait_ready
 from skyward.providers.reaper import Reaper
 from skyward.providers.ssh import SshAllocation, SshNodeHost
 from skyward.system import threading
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from skyward.providers.cloud.provider import CloudProvider
 
 _log = logging.getLogger(__name__)
-RENEW_S = 600.0
-_JOIN_ATTEMPTS, _JOIN_AGAIN_S = 3, 2.0
 _WAIT_FOR_NOTICE = r"""
 [ ! -e "$2" ] || { echo blind; exit 0; }
 while sleep 1; do
@@ -92,7 +90,6 @@ class CloudAllocation(Allocation):
         sweep(cloud)
         self._begin()
         self._launcher.prepare()
-        threading.Thread(target=self._renew, name=f"skyward-{request.pool_id}-renew", daemon=True).start()
         first, self._offer, instances = self._launch(request.nodes, offers, 0)
         starting = self._starting(first, instances)
         with self._within_budget():
@@ -139,7 +136,7 @@ class CloudAllocation(Allocation):
             old = self._rented[lost] if lost is not None else None
         if old is not None and old.is_usable:
             return old.host  # only its node has ended, not the machine
-        self._launcher.renew()
+        self._check_exists()
         offers = find_offers(self._cloud, self.request)
         offers.sort(key=lambda each: each.key != self._offer.key)
         if old is not None:
@@ -162,7 +159,7 @@ class CloudAllocation(Allocation):
     def _begin(self) -> None:
         """Generate the pool's keys and start its reaper; after that the launcher may create resources."""
         pool = self.request.pool_id
-        self._cleanup.callback(self._end_meter)
+        self._cleanup.callback(self._report_total)
         self._cleanup.callback(self._budget.end)
         self._budget.begin()
         sweep_orphans()
@@ -176,8 +173,9 @@ class CloudAllocation(Allocation):
         if not self._is_handed_over:
             destroy(self._cloud, self.request.pool_id)
 
-    def _end_meter(self) -> None:
-        self._meter.end(has_ended=not self._is_handed_over)
+    def _report_total(self) -> None:
+        if not self._is_handed_over:
+            self._meter.report_total()
 
     def _launch(
         self, nodes: int, offers: Sequence[MachineOffer], number: int
@@ -186,15 +184,25 @@ class CloudAllocation(Allocation):
         request, first = self.request, self._keys.first_host_key(number)
         start, budget = self._cloud.first_start, self._budget
 
-        def told(offer: MachineOffer) -> str:
+        def asked(offer: MachineOffer, attempt: int) -> LaunchRequest:
             limit = budget.guard_s(offer, nodes)
-            return user_data(self._keys.login_public, first, request.lease_s, start, limit)
+            return LaunchRequest(
+                token=f"skyward-{request.pool_id}-{number}-{attempt}",
+                nodes=nodes,
+                offer=offer,
+                user_data=user_data(self._keys.login_public, first, request.lease_s, start, limit),
+                longest_s=budget.longest_s(offer),
+            )
 
-        batch = Batch(pool=request.pool_id, nodes=nodes, user_data=told, longest_s=budget.longest_s, number=number)
-        offer, instances = launch(self._cloud, self._launcher, batch, offers, request.report)
+        offer, instances = launch(self._cloud, self._launcher, request.pool_id, offers, asked, request.report)
         self._meter.start(offer, (each.id for each in instances))
         self._share_budget()
         return first, offer, instances
+
+    def _check_exists(self) -> None:
+        """Raise PoolClosedError if another client has ended the pool, and with it what its machines need."""
+        if not self._cloud.others(self.request.pool_id):
+            raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client.")
 
     def _rent_one(self, offers: Sequence[MachineOffer]) -> Host:
         first, offer, (instance,) = self._launch(1, offers, next(self._replacements))
@@ -202,22 +210,11 @@ class CloudAllocation(Allocation):
             self.check_open()
             (starting,) = self._starting(first, [instance])
             self._wait_ready([starting])
-            return self._add(self._join(starting.host), instance, offer)
+            return self._add(self._ssh.join(starting.host), instance, offer)
         except SkywardError:  # no node uses it, and the next attempt will rent another one
             self._meter.stop(instance.id)
             self._cloud.terminate([instance.id])
             raise
-
-    def _join(self, host: SshHost) -> Host:
-        """Connect to a ready machine in several attempts: one that fails is no reason to rent another machine."""
-        for _ in range(_JOIN_ATTEMPTS - 1):
-            try:
-                return self._ssh.join(host)
-            except ProviderError as error:
-                self.request.report(note(f"{host.name} is tried again: {error}"))
-            self.ended.wait(_JOIN_AGAIN_S)
-            self.check_open()
-        return self._ssh.join(host)
 
     def _starting(self, first: FirstHostKey, instances: Iterable[Instance]) -> list[StartingMachine]:
         """Return the machines of a launch, with SSH settings for the first connection and for all others."""
@@ -304,23 +301,6 @@ class CloudAllocation(Allocation):
             return
         for machine in machines:
             self._meter.stop(machine)
-
-    def _renew(self) -> None:
-        """Record at the cloud every ten minutes that this client is alive, as long as the pool is open.
-
-        Otherwise clients of other pools would consider the resources of a pool without machines abandoned.
-        """
-        while not self.ended.wait(RENEW_S):
-            try:
-                self._launcher.renew()
-            except PoolClosedError:
-                return  # another client has ended the pool
-            except ProviderError as error:
-                _log.warning(
-                    "Pool %s could not note at %s that its client is alive: %s After an hour without that, and while "
-                    "the pool has no machine, another pool's client removes what this pool has there.",
-                    *(self.request.pool_id, self._cloud.name, error),
-                )
 
 
 class NoticeWatch:

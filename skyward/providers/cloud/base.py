@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.errors import ConfigError, ProviderError
 from skyward.model.resource import Resource
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.system import time
@@ -30,7 +30,6 @@ Market = Literal["spot", "on-demand"]
 State = Literal["pending", "running", "stopped", "ending", "ended"]
 GONE: Final = "gone"  # code of a machine that disappears from the list while it starts
 _log = logging.getLogger(__name__)
-_FORGOTTEN_S = 3600.0  # since the client was last seen; the reaper of a dead client also tries for an hour
 _ENDED_WITHIN_S = 300.0  # large machines take minutes to end
 _POLL_S = 2.0
 _POLL_AFTER_REQUEST_S = 0.2
@@ -264,7 +263,7 @@ class Cloud(Protocol):
     def others(self, pool: str | None = None) -> Sequence[Resource]:
         """Return other resources tagged with a pool, or with any pool, such as a security group: with `node` -1.
 
-        Those still being created are included. `seen` is when the pool's client last recorded that it is alive.
+        Those still being created are included.
         """
         ...
 
@@ -284,14 +283,6 @@ class Launcher(Protocol):
         """Launch machines, and return their ids in node order."""
         ...
 
-    def renew(self) -> None:
-        """Record at the cloud that the pool's client is alive; called every ten minutes and before a replacement.
-
-        Raises:
-            PoolClosedError: another client has ended the pool.
-        """
-        ...
-
 
 # for classes of clouds --------------------------------------------------------------------------------------------
 
@@ -304,21 +295,6 @@ def ignoring(*codes: str) -> Iterator[None]:
     except RefusedError as error:
         if error.code not in codes:
             raise
-
-
-@contextmanager
-def while_open(pool: str, what: str) -> Iterator[None]:
-    """Renew a resource of a pool, named `what` in messages, such as "security group".
-
-    Raises:
-        PoolClosedError: it does not exist any more.
-    """
-    try:
-        yield
-    except RefusedError as error:
-        if not error.is_gone:
-            raise
-        raise PoolClosedError(f"Pool {pool} was ended by another client: its {what} is gone.") from error
 
 
 def named(found: object, what: str, example: str, variable: str) -> str:
@@ -345,10 +321,8 @@ def notes(pool: str) -> dict[str, str]:
 
 def leftover(kind: str, name: str, noted: Mapping[str, object]) -> Resource:
     """Return the description of a pool's resource that is not a machine. Its tags are untrusted input."""
-    times = (_number(noted.get(key)) for key in ("began", "seen"))
     pool, owner, user = (str(noted.get(key, "")) for key in ("pool", "owner", "user"))
-    seen = max((each for each in times if each is not None), default=None)
-    return Resource(pool=pool, node=-1, name=name, state=kind, owner=owner, user=user, seen=seen)
+    return Resource(pool=pool, node=-1, name=name, state=kind, owner=owner, user=user)
 
 
 def _number(noted: object) -> float | None:
@@ -370,26 +344,17 @@ def find(cloud: Cloud) -> Sequence[Resource]:
 
 
 def sweep(cloud: Cloud) -> None:
-    """Remove resources left by dead pools: without running machines, and not renewed by a client for an hour.
+    """End machines that have shut themselves down, of any pool; where the cloud keeps them, their disks cost money.
 
-    A pool that has lost all its machines and waits for others also has resources without machines, possibly for long,
-    but its client renews them. Clocks agree well enough: clouds refuse requests from a clock that is minutes wrong.
-    Resources without a time of renewal are not touched. A failure is logged as a warning, since the pool being opened
-    does not depend on it.
+    No client starts a stopped machine again. A failure is logged as a warning, since the pool being opened does not
+    depend on it.
     """
-    old = [each for each in cloud.others() if (seen := each.get("seen")) and time.time() - seen > _FORGOTTEN_S]
-    machines = [each for each in cloud.instances() if each.state != "ended"] if old else []
-    in_use = {each.pool for each in machines if each.state != "stopped"}
-    for each in old:
-        pool, name = each["pool"], each["name"]
-        if pool in in_use:
-            continue
-        try:
-            if stopped := [machine.id for machine in machines if machine.pool == pool]:
-                cloud.terminate(stopped)
-            cloud.remove(name)
-        except ProviderError as error:
-            _log.warning("The %s %s of pool %s could not be deleted: %s", each["state"], name, pool, error)
+    stopped = [each.id for each in cloud.instances() if each.state == "stopped"]
+    try:
+        if stopped:
+            cloud.terminate(stopped)
+    except ProviderError as error:
+        _log.warning("Stopped machines of other pools were not deleted: %s", error)
 
 
 def _describe(instance: Instance) -> Resource:

@@ -32,7 +32,6 @@ _ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "arm64"}
 _MAX_TYPES = 6  # types that are priced and tried; the next ones are several times as large
 _CPU_WEIGHT, _GB_WEIGHT = 8.0, 1.0  # a processor costs about as much as 8 GiB: for the order before prices are known
 _MIN_CPUS, _MIN_GB = 2, 4.0
-_REPORT_EVERY_S = 3600.0
 WARN_AT = 0.8  # part of the budget
 GUARD_LATER_S = 10.0  # delay of a machine's own guard after the client
 _LOOK_S = 1.0
@@ -189,23 +188,19 @@ class CostMeter:
     """Counts the time and cost of each machine from its launch to its end.
 
     Args:
-        report: receives the reports, from the first machine on.
+        report: receives the total.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._uses: dict[str, _Use] = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
 
     def start(self, offer: MachineOffer, machines: Iterable[str]) -> None:
         """Start counting machines, given by their ids, at an offer's price."""
         now = time.monotonic()
         with self._lock:
-            first = not self._uses
             self._uses.update((machine, _Use(offer, now)) for machine in machines)
-        if first:
-            threading.Thread(target=self._report_hourly, name="skyward-cost", daemon=True).start()
 
     def stop(self, machine: str) -> None:
         """Stop counting a machine that has ended before the pool. Idempotent."""
@@ -229,26 +224,19 @@ class CostMeter:
         with self._lock:
             return [machine for machine, use in self._uses.items() if use.ended is None]
 
-    def end(self, *, has_ended: bool = True) -> None:
-        """Stop reporting, and report the total if all machines have ended."""
-        self._ended.set()
-        if self._uses and has_ended:
-            self._report_total("")
-
-    def _report_hourly(self) -> None:
-        while not self._ended.wait(_REPORT_EVERY_S):
-            self._report_total(" so far")
-
-    def _report_total(self, suffix: str) -> None:
+    def report_total(self) -> None:
+        """Report the total, if there were machines."""
         now = time.monotonic()
         with self._lock:
             uses = list(self._uses.values())
+        if not uses:
+            return
         counts = Counter(use.offer.type.name for use in uses if use.ended is None)
         what = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "machines"
         minutes = (now - min(use.began for use in uses)) / 60
         known = any(use.offer.hourly is not None for use in uses)
         price = f", about {sum(use.cost(now) for use in uses):.3f} USD" if known else ""
-        self._report(note(f"{what} for {minutes:.1f} min{suffix}{price}"))
+        self._report(note(f"{what} for {minutes:.1f} min{price}"))
 
 
 class Budget:

@@ -52,40 +52,23 @@ _PROBLEMS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Machines of a pool that are launched together.
-
-    Attributes:
-        pool: identifier of the pool.
-        nodes: number of machines.
-        user_data: returns the configuration for cloud-init for machines of an offer.
-        longest_s: returns the `longest_s` for machines of an offer.
-        number: 0 for the pool's first machines, counted up for each replacement.
-    """
-
-    pool: str
-    nodes: int
-    user_data: Callable[[MachineOffer], str]
-    longest_s: Callable[[MachineOffer], float | None] = lambda _: None
-    number: int = 0
-
-    def request(self, offer: MachineOffer, attempt: int) -> LaunchRequest:
-        """Return the request for these machines, for the attempt with this number."""
-        token = f"skyward-{self.pool}-{attempt}" + (f"-again-{self.number}" if self.number else "")
-        return LaunchRequest(
-            token=token,
-            nodes=self.nodes,
-            offer=offer,
-            user_data=self.user_data(offer),
-            longest_s=self.longest_s(offer),
-        )
-
-
 def launch(
-    cloud: Cloud, launcher: Launcher, batch: Batch, offers: Sequence[MachineOffer], report: Report
+    cloud: Cloud,
+    launcher: Launcher,
+    pool: str,
+    offers: Sequence[MachineOffer],
+    request: Callable[[MachineOffer, int], LaunchRequest],
+    report: Report,
 ) -> tuple[MachineOffer, list[Instance]]:
     """Launch machines of the first offer that the cloud has room for.
+
+    Args:
+        cloud: the cloud.
+        launcher: that of the pool.
+        pool: identifier of the pool.
+        offers: in the order in which they are tried.
+        request: returns the request for an offer, and the number of the attempt.
+        report: receives what is tried.
 
     Returns:
         The offer, and the running machines in node order.
@@ -95,11 +78,12 @@ def launch(
     """
     tried, said = list[str](), dict[str, None]()
     for attempt, offer in enumerate(offers):
-        report(note(f"launching {offer.text(batch.nodes)}"))
+        asked = request(offer, attempt)
+        report(note(f"launching {offer.text(asked.nodes)}"))
         ids: Sequence[str] = ()
         try:
-            ids = launcher.launch(batch.request(offer, attempt))
-            return offer, _wait_running(cloud, batch.pool, ids, report)
+            ids = launcher.launch(asked)
+            return offer, _wait_running(cloud, pool, ids)
         except ProviderError as error:
             if ids:
                 cloud.terminate(ids)  # otherwise they would run until the end of the pool
@@ -109,19 +93,19 @@ def launch(
             report(note(f"no room for {offer.type.name} ({offer.market}) in {offer.zone}: {error.code}"))
             tried.append(f"  {offer.type.name}  {offer.market}  {offer.zone}  {error.code}")
     raise ProviderError(
-        f"{cloud.name} has no room for {batch.nodes} machines in {cloud.region}:\n" + "\n".join([*tried, *said]) + "\n"
+        f"{cloud.name} has no room for the machines in {cloud.region}:\n" + "\n".join([*tried, *said]) + "\n"
         "Try later, another region, other types, or allocation='on-demand'; for limits of the account see its quotas."
     )
 
 
-def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str], report: Report) -> list[Instance]:
+def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str]) -> list[Instance]:
     """Wait until all machines run and have an address; return them in the order of `ids`.
 
     Raises:
         RefusedError: one has ended already, for example because the cloud has run out of room.
         ProviderError: they do not run in time.
     """
-    began = reported = time.monotonic()
+    began = time.monotonic()
     seen: set[str] = set()
     while True:
         found = {each.id: each for each in cloud.instances(pool)}
@@ -138,9 +122,6 @@ def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str], report: Report) -
         if time.monotonic() - began > _RUNNING_WITHIN_S:
             slow = ", ".join(ident for ident in ids if ident not in running) or "they have no address"
             raise ProviderError(f"Machines do not run {_RUNNING_WITHIN_S:g} s after their launch: {slow}.")
-        if time.monotonic() - reported > _REPORT_EVERY_S:
-            reported = time.monotonic()
-            report(note(f"{len(running)} of {len(ids)} machines run after {reported - began:.0f} s"))
         time.sleep(_RUN_POLL_S)
 
 

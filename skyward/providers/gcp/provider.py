@@ -29,12 +29,10 @@ from skyward.providers.cloud.base import (
     ignoring,
     leftover,
     notes,
-    while_open,
 )
 from skyward.providers.cloud.provider import CloudProvider
 from skyward.providers.gcp.api import MIN_COUNT, SCOPE, Api
 from skyward.providers.gcp.catalog import attached, find_offers
-from skyward.system import time
 
 _POOL: Final = "skyward-pool"
 _RULES: Final = ("client", "machines", "others")  # suffixes of the names of a pool's firewall rules
@@ -42,7 +40,8 @@ _STATES: Mapping[str, State] = {
     **dict.fromkeys(("PROVISIONING", "STAGING", "REPAIRING", "PENDING"), "pending"),
     "RUNNING": "running",
     **dict.fromkeys(("PENDING_STOP", "STOPPING", "SUSPENDING", "DEPROVISIONING"), "ending"),
-}  # all others count as stopped, and cost their disk until they are deleted
+    **dict.fromkeys(("TERMINATED", "STOPPED", "SUSPENDED"), "stopped"),  # their disks cost money until they are deleted
+}
 _HYPERDISK = ("a3-ultra", "a4", "c4", "n4")  # types that boot from no other disk
 _LONGEST_S = 120 * 86400  # Google's limit of `maxRunDuration`
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
@@ -164,8 +163,7 @@ class ComputeEngine:
         found = [_rules(name, about) for name, about in noted if about.get("region") == self.api.region]
         if pool and not found and self._is_making(pool):
             found = [_rules(_rules_name(pool), {})]
-        found.sort(key=lambda each: each.get("seen") or 0.0)
-        return list({each["name"]: each for each in found}.values())  # the one seen last of each
+        return list({each["name"]: each for each in found}.values())
 
     def remove(self, name: str) -> bool:
         """Delete a pool's firewall rules; return False while it has creations in progress or machines not ending.
@@ -201,8 +199,8 @@ def _rules(name: str, noted: Mapping[str, object]) -> Resource:
 
 
 def _describe(pool: str, **more: str | float | None) -> str:
-    """Return the description of a pool's resource that is being created or renewed."""
-    return json.dumps({**notes(pool), "seen": round(time.time()), **more})
+    """Return the description of a pool's resource that is being created."""
+    return json.dumps({**notes(pool), **more})
 
 
 def _noted(text: str) -> dict[str, Any]:
@@ -222,7 +220,7 @@ def _instance(found: Any, private: bool) -> Instance:
         id=f"{found.zone.rpartition('/')[2]}/{found.name}",
         pool=found.labels.get(_POOL, ""),
         index=int(found.name.rpartition("-")[2]),
-        state=_STATES.get(found.status, "stopped"),
+        state=_STATES.get(found.status, "pending"),
         type=found.machine_type.rpartition("/")[2],
         market="spot" if found.scheduling.provisioning_model == "SPOT" else "on-demand",
         address=address,
@@ -276,17 +274,6 @@ class GcpLauncher:
         fields = {"bulk_insert_instance_resource_resource": resource, "request_id": token}
         self._api.finish(self._api.call("instances", "bulk_insert_unary", zone=zone, **fields))
         return [f"{zone}/{name}" for name in names]
-
-    def renew(self) -> None:
-        """Write the present time to the description of a firewall rule.
-
-        Raises:
-            PoolClosedError: the rule has been deleted.
-        """
-        about = {"description": _describe(self._pool, region=self._api.region)}
-        name = f"{_rules_name(self._pool)}-{_RULES[0]}"
-        with while_open(self._pool, "firewall rule"):
-            self._api.call("firewalls", "patch_unary", firewall=name, firewall_resource=about)
 
     def properties(self, request: LaunchRequest) -> dict[str, Any]:
         """Return the common properties of all machines of a launch."""

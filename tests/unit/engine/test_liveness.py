@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from skyward.engine import Engine, Images, address, client
 from skyward.engine.address import EngineAddress, LiveSocket
+from skyward.engine.images import load
 from skyward.errors import EngineError, EngineMissingError
 from tests.waiting import wait_until
 
@@ -162,6 +164,26 @@ def test_what_an_engine_takes_slowly_arrives_whole(tmp_path: Path) -> None:
         sock.sendall(data)
         wait_until(lambda: len(got) == len(data), PATIENCE_S)
     assert got == data
+
+
+def test_an_engine_that_ends_within_a_load_leaves_no_socket(tmp_path: Path) -> None:
+    """A rented machine may end at any time; a forgotten socket is a ResourceWarning, and thereby an error here."""
+
+    def end(server: socket.socket) -> None:
+        near, _ = server.accept()
+        with near:
+            near.recv(16)
+
+    path = tmp_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=end, args=[server], daemon=True)
+        thread.start()
+        with pytest.raises(EngineMissingError):
+            load(EngineAddress(path, "a test"), "a:1", [b"layer"])
+        thread.join(PATIENCE_S)
+    gc.collect()
 
 
 def test_connections_are_closed_that_nobody_needs(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,17 +12,15 @@ import pytest
 
 from skyward.builder.events import Event, Report
 from skyward.delivery.checks import room_gb
-from skyward.errors import PoolClosedError, ProviderError
+from skyward.errors import ProviderError
 from skyward.model.resource import Resource
 from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.provider import AWS, Ec2, Ec2Launcher, find_image, groups, parameter
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud import allocation
 from skyward.providers.cloud import base as cloud_base
-from skyward.providers.cloud.allocation import CloudAllocation
-from skyward.providers.cloud.base import Instance, MachineOffer, MachineType, RefusedError
-from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, MachineType, RefusedError
+from skyward.providers.cloud.launch import launch
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 
@@ -54,8 +50,11 @@ def launch_pool(
     api: Api, offers: Sequence[MachineOffer], pool: str = "p1", nodes: int = 2, report: Report = lambda _: None
 ) -> tuple[MachineOffer, list[Instance]]:
     """Launch the machines of a pool."""
-    batch = Batch(pool=pool, nodes=nodes, user_data=lambda _: "#cloud-config\n{}")
-    return launch(ec2(api), launcher(api, pool), batch, offers, report)
+
+    def request(offer: MachineOffer, attempt: int) -> LaunchRequest:
+        return LaunchRequest(token=f"skyward-{pool}-{attempt}", nodes=nodes, offer=offer, user_data="#cloud-config\n{}")
+
+    return launch(ec2(api), launcher(api, pool), pool, offers, request, report)
 
 
 def found(api: Api) -> Sequence[Resource]:
@@ -107,15 +106,6 @@ def test_another_refusal_is_raised_at_once(account: Api) -> None:
     with pytest.raises(RefusedError):
         launch_pool(api, [offer(), offer(zone="us-east-1b")])
     assert len(api.asked) == 1
-
-
-def test_the_same_launch_twice_makes_one(account: Api) -> None:
-    """A call that is repeated because its answer was lost has the same token, and so the same machines."""
-    api = Crowded(account, set())
-    launch_pool(api, [offer("on-demand")])
-
-    assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0"]
-    assert group_of(api) == api.asked[0]["NetworkInterfaces"][0]["Groups"][0]
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
@@ -194,84 +184,13 @@ def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
     assert [each["GroupName"] for each in groups(account)] == ["skyward-p2"]
 
 
-def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api) -> None:
-    """A young one may belong to a pool that is being opened."""
-    group = group_of(account)
+def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
+    """It may be a pool that is being opened, or that has lost its machines: `find` shows it, `destroy` removes it."""
+    group_of(account)
     cloud_base.sweep(ec2(account))
     assert [(each["node"], each["state"]) for each in found(account)] == [(-1, "security group")]
-
-    old = [{"Key": "skyward.began", "Value": f"{time.time() - 4000:.0f}"}]
-    account.call("ec2", "create_tags", Resources=[group], Tags=old)
-    cloud_base.sweep(ec2(account))
-    assert found(account) == []
-
-
-def age(account: Api, group: str, **tags: float) -> None:
-    """Set tags of a group to times so many seconds ago."""
-    old = [{"Key": f"skyward.{name}", "Value": f"{time.time() - ago:.0f}"} for name, ago in tags.items()]
-    account.call("ec2", "create_tags", Resources=[group], Tags=old)
-
-
-def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
-    """It lost all of them hours ago and AWS has no room for others, but its client renews the group."""
-    group = group_of(account)
-    age(account, group, began=90_000)
-    launcher(account).renew()
-    cloud_base.sweep(ec2(account))
-    assert len(groups(account, "p1")) == 1
-
-    age(account, group, began=90_000, seen=4000)  # the client's computer went off
-    cloud_base.sweep(ec2(account))
-    assert groups(account, "p1") == []
-
-
-def test_the_group_of_a_pool_with_machines_is_not_swept(account: Api) -> None:
-    """However long ago it was renewed."""
-    launch_pool(account, [offer()])
-    (group,) = groups(account, "p1")
-    age(account, group["GroupId"], began=90_000)
-    cloud_base.sweep(ec2(account))
-    assert len(groups(account, "p1")) == 1
-
-
-@pytest.mark.parametrize("began", ["", "yesterday"])
-def test_a_group_without_a_time_is_left_alone(account: Api, began: str) -> None:
-    """Anybody in the account may write tags: they neither harm a pool nor lead to a deletion."""
-    group = group_of(account)
-    account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": "skyward.began", "Value": began}])
-    cloud_base.sweep(ec2(account))
-    assert len(groups(account, "p1")) == 1
-
-
-def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on after failures, and stops when the group is gone."""
-    monkeypatch.setattr(allocation, "RENEW_S", 0.01)
-    failures, tries = [ProviderError("no answer"), RefusedError("no", "RequestLimitExceeded")], threading.Event()
-
-    class Faulty(Api):
-        def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
-            if action == "create_tags" and failures:
-                raise failures.pop()
-            answer = account.call(service, action, **arguments)
-            tries.set()
-            return answer
-
-    api, provider = Faulty("us-east-1"), AWS("us-east-1")
-    pool = CloudAllocation(provider, Ec2(api, provider), PoolRequest(pool_id="p1"))
-    pool._launcher = launcher(api)
-    tries.clear()
-    (group,) = groups(account, "p1")
-    age(account, group["GroupId"], began=90_000)
-    renewing = threading.Thread(target=pool._renew)
-    renewing.start()
-    assert tries.wait(60)
-    cloud_base.sweep(ec2(account))
-    assert len(groups(account, "p1")) == 1
     cloud_base.destroy(ec2(account), "p1")
-    renewing.join(60)
-    assert not renewing.is_alive()
-    with pytest.raises(PoolClosedError, match="was ended by another client"):
-        pool._launcher.renew()
+    assert found(account) == []
 
 
 def test_machine_images_come_from_public_parameters(account: Api) -> None:

@@ -74,7 +74,7 @@ def creating(specification: Mapping[str, Any]) -> dict[str, Any]:
 def test_the_policy_covers_the_calls_of_the_code_and_no_others() -> None:
     """A new call must be entered in it, and what is called no more is taken out."""
     actions = {action for statement in policy()["Statement"] for action in statement["Action"]}
-    assert actions == calls_of_the_code()
+    assert actions - {"ec2:CreateTags"} == calls_of_the_code()  # which AWS asks for where tags are given at a creation
     assert len(actions) > 12
 
 
@@ -100,7 +100,7 @@ def test_a_launch_is_allowed_as_the_code_makes_it(account: Api) -> None:
     assert allows("ec2:RunInstances", f"{ACCOUNT}:security-group/sg-1", **POOLS)
 
 
-def test_a_group_is_made_opened_renewed_and_deleted() -> None:
+def test_a_group_is_made_opened_and_deleted() -> None:
     """As the launcher does, and the removal of a pool."""
     group, rule = f"{ACCOUNT}:security-group/sg-1", f"{ACCOUNT}:security-group-rule/sgr-1"
     made, opened = tagged("p1", "security-group")[0], tagged("p1", "security-group-rule")[0]
@@ -110,7 +110,6 @@ def test_a_group_is_made_opened_renewed_and_deleted() -> None:
     assert allows("ec2:AuthorizeSecurityGroupIngress", group, **POOLS)
     assert allows("ec2:AuthorizeSecurityGroupIngress", rule, **creating(opened))
     assert allows("ec2:CreateTags", rule, **{"ec2:CreateAction": "AuthorizeSecurityGroupIngress"})
-    assert allows("ec2:CreateTags", group, **POOLS, **{"aws:TagKeys": ["skyward.seen"]})
     assert allows("ec2:DeleteSecurityGroup", group, **POOLS)
     assert allows("ec2:TerminateInstances", f"{ACCOUNT}:instance/i-1", **POOLS)
     image = "parameter/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id"
@@ -127,10 +126,7 @@ def test_a_group_is_made_opened_renewed_and_deleted() -> None:
         pytest.param("ec2:RunInstances", "instance", {}, id="a machine without tags"),
         pytest.param("ec2:CreateSecurityGroup", "security-group", {}, id="a group without tags"),
         pytest.param("ec2:CreateTags", "instance", {"aws:TagKeys": ["skyward.pool"]}, id="to make a machine a pool's"),
-        pytest.param("ec2:CreateTags", "security-group", {"aws:TagKeys": ["skyward.seen"]}, id="to renew another's"),
-        pytest.param(
-            "ec2:CreateTags", "security-group", {**POOLS, "aws:TagKeys": ["skyward.pool"]}, id="to give a group away"
-        ),
+        pytest.param("ec2:CreateTags", "security-group", POOLS, id="to give a group away"),
         pytest.param("ec2:DescribeInstanceAttribute", "instance", POOLS, id="user data"),
     ],
 )

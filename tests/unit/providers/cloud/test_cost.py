@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.builder.events import Event
 from skyward.errors import BudgetSpentError, ConfigError, PoolClosedError, ProviderError
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import cost
@@ -31,29 +29,6 @@ TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64"
 OFFER = MachineOffer(type=TYPE, market="spot", zone="us-east-1a", hourly=0.1)
 
 
-def test_the_cost_is_reported_every_hour_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the time; an unknown price is left out."""
-    monkeypatch.setattr(cost, "_REPORT_EVERY_S", 0.01)
-    said, twice = list[str](), threading.Event()
-
-    def report(event: Event) -> None:
-        said.append(str(event))
-        if len(said) == 2:
-            twice.set()
-
-    running = cost.CostMeter(report)
-    running.start(OFFER, ["i-1", "i-2", "i-3"])
-    assert twice.wait(60)
-    running.end()
-    assert re.fullmatch(r"3 x m6i\.large for \d\.\d min so far, about 0\.\d{3} USD", said[0])
-    assert any(re.fullmatch(r"3 x m6i\.large for \d\.\d min, about 0\.\d{3} USD", each) for each in said)
-
-    unpriced = cost.CostMeter(report)
-    unpriced.start(replace(OFFER, hourly=None), ["i-4"])
-    unpriced.end()
-    assert any(re.fullmatch(r"1 x m6i\.large for \d\.\d min", each) for each in said)
-
-
 def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a replacement of another price."""
     now, said = [0.0], list[str]()
@@ -69,9 +44,13 @@ def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.
     other = replace(TYPE, name="m6a.large")
     counted.start(replace(OFFER, type=other, hourly=0.4), ["i-3"])
     now[0] = 3600.0
-    counted.end()
+    counted.report_total()
 
-    assert said == ["1 x m6i.large, 1 x m6a.large for 60.0 min, about 0.350 USD"]
+    unpriced = cost.CostMeter(lambda event: said.append(str(event)))
+    unpriced.report_total()  # of nothing
+    unpriced.start(replace(OFFER, hourly=None), ["i-4"])
+    unpriced.report_total()
+    assert said == ["1 x m6i.large, 1 x m6a.large for 60.0 min, about 0.350 USD", "1 x m6i.large for 0.0 min"]
 
 
 DOLLAR = replace(OFFER, hourly=1.0)
@@ -122,7 +101,6 @@ def test_it_warns_at_four_fifths_and_ends_once(monkeypatch: pytest.MonkeyPatch) 
 
     assert done.wait(60)
     time.sleep(0.2)
-    meter.end()
     assert len(ended) == 1
     assert len(said) == 1
     assert "of its budget of 0.000416667 USD; its machines will be ended in about 0 s" in said[0]
@@ -137,7 +115,6 @@ def test_a_pool_that_ends_before_hears_nothing(monkeypatch: pytest.MonkeyPatch) 
     budget.begin()
     budget.end()
     time.sleep(1.0)
-    meter.end()
     assert ended == []
 
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skyward as sky
 from skyward.builder.events import Event
-from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
-from skyward.model.ssh import SshHost
 from skyward.providers.base import Offer, PoolRequest
-from skyward.providers.cloud import allocation
 from skyward.providers.cloud import base as cloud_base
-from skyward.providers.cloud.allocation import CloudAllocation
-from skyward.providers.cloud.base import Instance, MachineOffer, Notice, RefusedError
-from skyward.providers.cloud.boot import PoolKeys
-from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, Notice, RefusedError
+from skyward.providers.cloud.launch import launch
 from skyward.providers.gcp.provider import ComputeEngine, GcpLauncher
 from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
+from tests.waiting import wait_until
 
 PRIVATE = sky.GCP(REGION, use_private_ip=True, build="remote")
 
@@ -54,10 +48,18 @@ def launcher(cloud: ComputeEngine, pool: str = "0badcafe", **asked: Any) -> GcpL
 def launch_pool(
     cloud: ComputeEngine, tried: Sequence[MachineOffer], said: list[Event] | None = None, **asked: Any
 ) -> tuple[MachineOffer, list[Instance]]:
-    pool = asked.pop("pool", "0badcafe")
-    batch = Batch(pool=pool, nodes=asked.pop("nodes", 2), user_data=lambda _: "#cloud-config\n{}")
+    pool, nodes = asked.pop("pool", "0badcafe"), asked.pop("nodes", 2)
     report = (said if said is not None else list[Event]()).append
-    return launch(cloud, launcher(cloud, pool, **asked), batch, tried, report)
+
+    def request(offer: MachineOffer, attempt: int) -> LaunchRequest:
+        return launch_of(offer, nodes, token=f"skyward-{pool}-{attempt}")
+
+    return launch(cloud, launcher(cloud, pool, **asked), pool, tried, request, report)
+
+
+def launch_of(offer: MachineOffer, nodes: int = 1, **more: Any) -> LaunchRequest:
+    settings = {"token": "skyward-0badcafe-0", "user_data": "#cloud-config\n{}", **more}
+    return LaunchRequest(offer=offer, nodes=nodes, **settings)
 
 
 # offers and prices ----------------------------------------------------------------------------------------------
@@ -183,9 +185,7 @@ def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.Mo
     cloud = mine.cloud()
     (offer, *_) = cloud.offers(request(accelerator="T4"), ["on-demand"])
     made = cloud.launcher(request(accelerator="T4"))
-    properties = made.properties(
-        Batch(pool="p", nodes=1, user_data=lambda _: "", longest_s=lambda _: 99.5).request(offer, 0)
-    )
+    properties = made.properties(launch_of(offer, longest_s=99.5))
 
     assert made.client == "203.0.113.7/32"
     assert properties["network_interfaces"][0]["access_configs"][0]["type_"] == "ONE_TO_ONE_NAT"
@@ -248,8 +248,7 @@ def test_the_same_launch_twice_makes_one(project: ComputeApi) -> None:
     cloud, first = engine(), offers()[:1]
     made = launcher(cloud)
     made.prepare()
-    batch = Batch(pool="0badcafe", nodes=1, user_data=lambda _: "")
-    assert made.launch(batch.request(first[0], 0)) == made.launch(batch.request(first[0], 0))
+    assert made.launch(launch_of(first[0])) == made.launch(launch_of(first[0]))
     assert len(project.instances) == 1
     assert len(project.firewalls) == 3
 
@@ -330,10 +329,9 @@ def test_what_is_being_made_is_waited_for_and_removed(project: ComputeApi, monke
     """A client dies while Google makes its machines: they are not listed yet, and no rule of theirs is left either."""
     monkeypatch.setattr("tests.gcp_api.DELAY_S", 1.0)
     cloud = engine()
-    api, batch = cloud.api, Batch(pool="0badcafe", nodes=1, user_data=lambda _: "")
     made = cloud.launcher(request())
-    monkeypatch.setattr(api, "finish", lambda _: None)
-    made.launch(batch.request(offers()[0], 0))
+    monkeypatch.setattr(cloud.api, "finish", lambda _: None)
+    made.launch(launch_of(offers()[0]))
     assert project.instances == {}
     assert project.begun()
 
@@ -343,74 +341,15 @@ def test_what_is_being_made_is_waited_for_and_removed(project: ComputeApi, monke
 
 
 def test_a_machine_that_has_shut_itself_down_is_deleted(project: ComputeApi) -> None:
-    """It costs its disk until then: by `destroy`, and by the next pool when its client has been away for an hour."""
+    """It costs its disk until then: by `destroy`, and by the next pool. Rules without machines stay."""
     cloud = engine()
     launch_pool(cloud, offers()[:1], nodes=1)
     project.set_status("skyward-0badcafe-0-0", "TERMINATED")
     (machine,) = cloud.instances()
     assert (machine.state, machine.exists) == ("stopped", True)
     cloud_base.sweep(cloud)
-    assert len(project.instances) == 1
-
-    for rule in project.firewalls.values():
-        rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
-    cloud_base.sweep(cloud)
-    wait_gone(project)
-
-
-def test_rules_of_a_living_pool_are_not_swept(project: ComputeApi) -> None:
-    """Its client renews them, until another client has ended the pool; what says nothing is left alone."""
-    cloud = engine()
-    made = launcher(cloud)
-    for rule in project.firewalls.values():
-        rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
-    made.renew()
-    cloud_base.sweep(cloud)
+    wait_until(lambda: not project.instances, 60)
     assert len(project.firewalls) == 3
-    for rule in project.firewalls.values():
-        rule["description"] = "made by hand"
-    cloud_base.sweep(cloud)
-    assert len(project.firewalls) == 3
-    project.firewalls.clear()
-    with pytest.raises(PoolClosedError, match="was ended by another client: its firewall rule is gone"):
-        made.renew()
-
-
-def wait_gone(project: ComputeApi) -> None:
-    deadline = time.monotonic() + 10
-    while (project.instances or project.firewalls) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (project.instances, project.firewalls) == ({}, {})
-
-
-class Flaky:
-    """Connects to machines, but only when it has been asked so often."""
-
-    def __init__(self, fails: int) -> None:
-        self.fails = fails
-
-    def join(self, host: SshHost) -> SshHost:
-        self.fails -= 1
-        if self.fails >= 0:
-            raise ProviderError("The machine did not answer within 8 s.")
-        return host
-
-
-@pytest.mark.parametrize(("fails", "machines"), [(2, 1), (3, 0)])
-def test_a_connection_that_fails_rents_no_other_machine(
-    project: ComputeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, machines: int
-) -> None:
-    """The machine in place of a lost one is tried three times, and then given back."""
-    monkeypatch.setattr(allocation, "_JOIN_AGAIN_S", 0.01)
-    monkeypatch.setattr(allocation, "wait_ready", lambda *_: None)
-    pool = CloudAllocation(PRIVATE, engine(), request())
-    monkeypatch.setattr(pool, "_add", lambda host, *_: host)
-    pool._keys, pool._launcher = PoolKeys.generate(tmp_path), launcher(engine())
-    pool._ssh = Flaky(fails)  # type: ignore[assignment]
-    with nullcontext() if machines else pytest.raises(ProviderError, match="did not answer"):
-        pool._rent_one(offers()[:1])
-    assert [name for name, _ in project.calls].count("instances/bulkInsert") == 1
-    assert sum(each["status"] == "RUNNING" for each in project.instances.values()) == machines
 
 
 # the value ------------------------------------------------------------------------------------------------------

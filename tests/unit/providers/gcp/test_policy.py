@@ -10,7 +10,8 @@ import skyward as sky
 from skyward.errors import ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.cloud.base import LaunchRequest, MachineOffer
+from skyward.providers.cloud.launch import launch
 from skyward.providers.gcp.api import MIN_COUNT
 from tests.gcp_api import PROJECT, REGION, ZONES, ComputeApi, role
 
@@ -33,8 +34,11 @@ def test_the_role_has_the_permissions_that_a_pool_takes_and_no_others(
     launcher = cloud.launcher(REQUEST)
     launcher.prepare()
     offers = cloud.offers(REQUEST, ["spot"])
-    launch(cloud, launcher, Batch(pool="0badcafe", nodes=1, user_data=lambda _: ""), offers, lambda _: None)
-    launcher.renew()
+
+    def request(offer: MachineOffer, attempt: int) -> LaunchRequest:
+        return LaunchRequest(token=f"skyward-0badcafe-{attempt}", nodes=1, offer=offer, user_data="")
+
+    launch(cloud, launcher, "0badcafe", offers, request, lambda _: None)
     assert [each["node"] for each in provider.find()] == [0]
     provider.destroy("0badcafe")
 
