@@ -100,21 +100,9 @@ class Request:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The requirements that pinned packages do not satisfy.
-
-        Raises:
-            ConfigError: a package is pinned to a version that a requirement or a constraint excludes.
-        """
-        pins = {package.name: package for package in self.rules.pinned}
-        for entry in self.rules.constraints:
-            if package := pins.get(requirement_name(entry)):
-                _satisfies(package, entry)
-        return tuple(
-            entry
-            for entry in self.entries
-            if (package := pins.get(requirement_name(entry))) is None
-            or (entry != package.pin and not _satisfies(package, entry))
-        )
+        """The requirements that uv resolves: all but pinned packages, or all where constraints may exclude these."""
+        pins = set() if self.rules.constraints else {package.pin for package in self.rules.pinned}
+        return tuple(entry for entry in self.entries if entry not in pins)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -290,21 +278,6 @@ def parsed(value: Any) -> Any:
     if isinstance(value, dict):
         return Package(**{name: parsed(part) for name, part in value.items()})
     return tuple(parsed(part) for part in value) if isinstance(value, list) else value
-
-
-def _satisfies(package: Package, entry: str) -> bool:
-    from packaging.requirements import Requirement
-
-    wanted = Requirement(entry)
-    name, equals, version = package.pin.partition("==")
-    if not equals or wanted.url:
-        return not wanted.specifier and not wanted.url and not wanted.extras
-    if not wanted.specifier.contains(version, prereleases=True) and (not wanted.marker or wanted.marker.evaluate()):
-        raise ConfigError(
-            f"The lock of your project has {name} {version}, but the image also requires {entry!r}. Change one of "
-            "them, and lock the project again."
-        )
-    return not wanted.extras
 
 
 def with_given_hashes(lock: Lock, rules: Rules) -> Lock:

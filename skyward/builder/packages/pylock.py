@@ -122,22 +122,19 @@ def selected(
         raise ConfigError(f"{where} does not fit {target.platform}, Python {target.python}: {error}.") from None
 
 
-def packages_of(
-    entries: Iterable[pylock.Package], index_of: Mapping[str, str], target: Target, *, fitting: bool = False
-) -> Iterator[Package]:
+def packages_of(entries: Iterable[pylock.Package], index_of: Mapping[str, str], target: Target) -> Iterator[Package]:
     """Yield locked packages, without where this machine found them and without build requirements.
 
     Args:
         entries: packages of a lock.
         index_of: the index of each scoped package.
         target: the nodes' Python and platform.
-        fitting: whether all their files fit the target, as those of a lock that was made for it do.
 
     Raises:
         ImageError: a file has no SHA-256.
     """
     for entry in entries:
-        wheels = [each for each in entry.wheels or () if fitting or _fits(each.filename, target)]
+        wheels = [each for each in entry.wheels or () if _fits(each.filename, target)]
         file = entry.archive or entry.sdist
         files: Sequence[pylock.PackageWheel | pylock.PackageArchive | pylock.PackageSdist] = wheels
         if not wheels and file:

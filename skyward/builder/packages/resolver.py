@@ -35,9 +35,28 @@ _MISSING = (
     re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:[=<>!~]\S+)? has no (?:wheels|usable wheels)"),
 )
 _UNFIT = re.compile(r"([A-Za-z0-9._-]+)(?:[=<>!~]=?\S+)? (?:has|have) no wheels with a matching platform tag")
-_UNREACHABLE = re.compile(r"Failed to fetch|Request failed|error sending request|dns error|timed out", re.IGNORECASE)
-_REFUSED = re.compile(r"HTTP status (?:client|server) error \((\d+)")
-_CERTIFICATE = re.compile(r"UnknownIssuer|invalid peer certificate|certificate verify failed", re.IGNORECASE)
+# why uv could not ask an index, and what to do about it
+_UNAVAILABLE = (
+    (
+        re.compile(r"UnknownIssuer|invalid peer certificate|certificate verify failed", re.IGNORECASE),
+        "The certificate of a package index is not trusted. If this site intercepts TLS, set SSL_CERT_FILE to the "
+        "bundle that has its CA.",
+    ),
+    (
+        re.compile(r"HTTP status (?:client|server) error \((\d+)"),
+        "A package index answered with HTTP status {}. If it requires a login, put that into this machine's settings "
+        "of pip or uv, or into ~/.netrc.",
+    ),
+    (
+        re.compile(r"Failed to fetch|Request failed|error sending request|dns error|timed out", re.IGNORECASE),
+        "A package index could not be reached. Check network and proxy settings; SKYWARD_INDEXES replaces an index "
+        "with a mirror or a folder of wheels.",
+    ),
+    (
+        re.compile(r"were found in the cache|network was disabled"),
+        "The packages are not in uv's cache, and uv is set to work offline (UV_OFFLINE).",
+    ),
+)
 _NO_EXTRA = re.compile(r"The package `([A-Za-z0-9._-]+)[^`]*` does not have an extra named `([^`]+)`")
 _BUILD = re.compile(r"Failed to build `([A-Za-z0-9._-]+)")
 
@@ -112,7 +131,7 @@ def resolve(request: Request, target: str, preferred: Iterable[Package], *, only
                 "`uv lock` in that project, or name the folder in pip= too."
             )
         kind = Target(request.python, request.platform)
-        packages = tuple(packages_of(others.values(), scopes(request.image), kind, fitting=True))
+        packages = tuple(packages_of(others.values(), scopes(request.image), kind))
         sources = [each.name for each in packages if each.is_source]
         return Resolved(packages, {name: source_build(others[name], place, environment) for name in sources})
 
@@ -147,7 +166,7 @@ def _failure(request: Request, said: str) -> SkywardError:
     image = request.image
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", without_logins(said)).strip()
     flat = " ".join(said.split())
-    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(flat))), None)
+    name = next((each["name"] for pattern in _MISSING if (each := pattern.search(flat))), None)
     tail = f" uv said:\n{said}"
     if "unsafe-best-match" in said:  # uv's own hint: the first index has only other versions of it
         tail = (
@@ -155,23 +174,9 @@ def _failure(request: Request, said: str) -> SkywardError:
             "Image(pip_indexes=...), or set UV_INDEX_STRATEGY=unsafe-best-match if all of this machine's indexes may "
             f"replace each other's packages.{tail}"
         )
-    if _CERTIFICATE.search(said):
-        return ImageError(
-            "The certificate of a package index is not trusted. If this site intercepts TLS, set SSL_CERT_FILE to the "
-            f"bundle that has its CA.{tail}"
-        )
-    if refused := _REFUSED.search(said):
-        return ImageError(
-            f"A package index answered with HTTP status {refused[1]}. If it requires a login, put that into this "
-            f"machine's settings of pip or uv, or into ~/.netrc.{tail}"
-        )
-    if _UNREACHABLE.search(said):
-        return ImageError(
-            "A package index could not be reached. Check network and proxy settings; SKYWARD_INDEXES replaces an index "
-            f"with a mirror or a folder of wheels.{tail}"
-        )
-    if "were found in the cache" in flat or "network was disabled" in flat:
-        return ImageError(f"The packages are not in uv's cache, and uv is set to work offline (UV_OFFLINE).{tail}")
+    for pattern, sentence in _UNAVAILABLE:
+        if found := pattern.search(flat):
+            return ImageError(f"{sentence.format(*found.groups())}{tail}")
     if unfit := _UNFIT.search(flat):
         return _unfit(request, unfit[1], flat, tail)
     if pinned := next((each.pin for each in request.rules.pinned if name and each.name == package_name(name)), None):

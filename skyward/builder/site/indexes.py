@@ -57,7 +57,7 @@ class Indexes:
 def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     """Return the indexes in this machine's settings of uv, or else in those of pip.
 
-    uv's setting `index-strategy` (UV_INDEX_STRATEGY) applies to both, as pip has no such setting.
+    uv's `index-strategy` and `keyring-provider` apply to both, as uv resolves from both.
 
     Raises:
         ConfigError: a configuration file cannot be read.
@@ -74,7 +74,7 @@ def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
         insecure_hosts=tuple(settings["trusted-host"].split()),
         no_index=settings["no-index"] in ("1", "true", "yes", "on"),
         strategy=uv.strategy,
-        keyring=settings["keyring-provider"] in ("import", "subprocess"),
+        keyring=uv.keyring or settings["keyring-provider"] in ("import", "subprocess"),
     )
 
 
@@ -237,7 +237,7 @@ def _with_login(name: str, url: str, environ: Mapping[str, str]) -> str:
     parts = urlsplit(url)
     if not name or not any(login) or not parts.hostname:
         return url
-    words = ":".join(quote(word, safe="") for word in login)
+    words = quote(login[0], safe="") + (f":{quote(login[1], safe='')}" if login[1] else "")
     return parts._replace(netloc=f"{words}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 

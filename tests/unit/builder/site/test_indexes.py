@@ -116,17 +116,23 @@ def test_logins_by_the_name_of_an_index(home: Path) -> None:
         "UV_INDEX": "own=https://old@h.example:8443/simple other=https://i.example",
         "UV_INDEX_OWN_USERNAME": "me@work",
         "UV_INDEX_OWN_PASSWORD": "p/w :%",
+        "UV_INDEX_OTHER_USERNAME": "ann",  # her password is in a keyring
         "UV_INDEX_IN_FILE_PASSWORD": "token",
     }
     assert host_indexes(environ, home).extra == (
         "https://me%40work:p%2Fw%20%3A%25@h.example:8443/simple",
-        "https://i.example",
+        "https://ann@i.example",
         "https://:token@e.example/simple",
     )
 
 
 @pytest.mark.parametrize(
-    "environ", [{"UV_KEYRING_PROVIDER": "subprocess", "UV_INDEX": "https://x"}, {"PIP_KEYRING_PROVIDER": "import"}]
+    "environ",
+    [
+        {"UV_KEYRING_PROVIDER": "subprocess", "UV_INDEX": "https://x"},
+        {"UV_KEYRING_PROVIDER": "subprocess", "PIP_INDEX_URL": "https://x"},
+        {"PIP_KEYRING_PROVIDER": "import"},
+    ],
 )
 def test_a_keyring_is_asked_where_it_is_wanted(home: Path, environ: dict[str, str]) -> None:
     """uv and pip each have a setting for it, and it is off without."""
