@@ -244,10 +244,9 @@ def say_error(error: SkywardError, **about: str) -> None:
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first row as heading. Nothing is cut; on a terminal, cells wrap between words.
+    """Print rows in columns, the first row as heading. Nothing is cut; on a terminal that is too narrow, cells wrap.
 
-    On a terminal that is too narrow for that, each row is printed as a block with one line per column. The first column
-    is never broken: it has the names that other commands take.
+    The first column is never broken: it has the names that other commands take.
     """
     from rich.console import Console
     from rich.table import Table
@@ -255,22 +254,12 @@ def show_table(rows: Sequence[Sequence[str]]) -> None:
     heading, *others = rows
     width = None if sys.stdout.isatty() else _WIDE
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
-    words = [max(len(word) for row in rows for word in row[place].split() or [""]) for place in range(1, len(heading))]
-    if max(len(row[0]) for row in rows) + sum(words) + 2 * len(words) > console.width:
-        _show_blocks(heading, others)
-        return
     table = Table(*heading, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
     table.columns[0].min_width = max(len(row[0]) for row in rows)
     for row in others:
         table.add_row(*row)
     with console.capture() as capture:
         console.print(table)
     click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False)
-
-
-def _show_blocks(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widest = max(map(len, heading))
-    for row in rows:
-        click.echo("\n".join(f"{name:<{widest}}  {text}".rstrip() for name, text in zip(heading, row, strict=True)))
-        if row is not rows[-1]:
-            click.echo()

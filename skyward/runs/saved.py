@@ -6,13 +6,11 @@ A value is a file in the run's directory, in a format that is clear from its suf
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import os
 import re
 import secrets
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from skyward.records.run import run_of_process
 
 SUFFIXES = (".json", ".bin", ".npy")
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_MAGIC = b"\x93NUMPY"
 
 
 def save(name: str, value: Any) -> None:
@@ -80,11 +77,7 @@ def shown(suffix: str, data: bytes) -> str:
     """
     if suffix == ".json":
         return data.decode("utf-8", "replace").strip()
-    if suffix == ".npy":
-        with suppress(ValueError, SyntaxError, KeyError, TypeError):
-            header = ast.literal_eval(_header(data))
-            return f"array of {header['descr']} {tuple(header['shape'])}"
-    return "bytes"
+    return "array" if suffix == ".npy" else "bytes"
 
 
 def _folder(name: str, function: str) -> Path:
@@ -127,12 +120,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is in it")
-
-
-def _header(data: bytes) -> str:
-    """Return an array's header: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
-    if not data.startswith(_MAGIC):
-        raise ValueError("no array")
-    wide = 2 if data[6] == 1 else 4
-    length = int.from_bytes(data[8 : 8 + wide], "little")
-    return data[8 + wide : 8 + wide + length].decode("latin-1")

@@ -157,12 +157,6 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, local: sky.ComputePool) 
         assert len(journal) == 0
 
 
-def test_two_maps_at_once_do_not_share_a_journal(tmp_path: Path, local: sky.ComputePool) -> None:
-    with ResultJournal(tmp_path / "j"), pytest.raises(ConfigError, match="is used by another map"):
-        local.map(double, [(str(tmp_path), 1)], journal=tmp_path / "j")
-    assert _calls(tmp_path) == []
-
-
 def test_results_of_another_image_or_function_are_not_used(tmp_path: Path, local: sky.ComputePool) -> None:
     """An interpreter of this machine is another place than an image."""
     journal = tmp_path / "j"

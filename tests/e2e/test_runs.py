@@ -37,21 +37,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "skyward" / "runs"
 
 
-def test_a_run_on_processes_outlives_what_started_it(home: Path) -> None:
-    """200 calls that print two lines each, after kill -9 of all that started them: each line once, all results."""
-    run = detached("sky.Local()")
+@pytest.mark.parametrize("provider", ["Local", "Docker"])
+def test_a_run_outlives_what_started_it(home: Path, monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
+    """200 calls that print two lines each, after kill -9 of all that started them: each line once, all results.
 
-    folder = ended(home / run)
-
-    check(folder)
-    wait_until(lambda: not is_held(folder), 60)
-
-
-def test_a_run_on_containers_outlives_what_started_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with nodes in containers: nothing of any is left but the run's directory."""
+    Nothing of the pool is left.
+    """
     monkeypatch.setenv("RUN_TEST_TOKEN", "hidden-7d1")
-    engine = sky.Docker().engine()
-    run = detached("sky.Docker()", "--env", "RUN_TEST_TOKEN")
+    run = detached(f"sky.{provider}()", "--env", "RUN_TEST_TOKEN")
 
     folder = ended(home / run)
 
@@ -59,7 +52,7 @@ def test_a_run_on_containers_outlives_what_started_it(home: Path, monkeypatch: p
     assert printed(folder, "err").endswith("token hidden-7d1\n")
     wait_until(lambda: not is_held(folder), 60)
     (pool,) = re.findall(r"pool (\w{8}): 2 nodes ready", printed(folder, "err"))
-    assert not engine.containers(f"skyward.pool={pool}")
+    assert all(each["pool"] != pool for each in getattr(sky, provider)().find())
     assert not (runtime_base() / f"skyward-{pool}").exists()
     assert not any("hidden-7d1" in path.read_text() for path in folder.glob("*.json*"))
 

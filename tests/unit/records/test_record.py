@@ -145,12 +145,12 @@ def test_a_disk_that_takes_nothing_ends_the_record(folder: Path, monkeypatch: py
 def test_a_record_is_read_as_it_was_written(folder: Path) -> None:
     """Unknown fields and damaged lines are left out; the end is recorded though the record is full."""
     with (folder / "run.jsonl").open("ab") as file:
-        file.write(b'{"event":"opening"\n[]\n\xff\n' + b"\n" * RUN_BYTES)
+        file.write(b'{"event":"opening"\n[]\n\xff\n' + b"x" * RUN_BYTES + b"\n")
     note(folder, "notice", text="too much")
     note(folder, "ended", status=3, reason=None)
 
     facts = journals.facts(folder)
-    assert (facts.record, journals.end(folder), facts.damaged) == (RECORD, (3, None), 3)
+    assert (facts.record, journals.end(folder), facts.damaged) == (RECORD, (3, None), 4)
     text = (folder / "run.jsonl").read_bytes()
     assert b"too much" not in text
     later = RunFacts.parse(text.replace(b"{", b'{"later":1,', 1))

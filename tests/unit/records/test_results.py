@@ -148,11 +148,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         ResultJournal(path)
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"nowhere/j could not be opened: No such file or directory"):
-        ResultJournal(tmp_path / "nowhere" / "j")
-
-
 @contextmanager
 def _largest_file(size: int) -> Iterator[None]:
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

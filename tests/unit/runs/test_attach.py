@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -71,25 +70,6 @@ def test_ctrl_c_detaches(start: Start) -> None:
     assert attached.returncode == 130
     assert "detached from train-1, which goes on. `skyward attach train-1` comes back to it," in said
     assert run.poll() is None
-
-
-def test_each_line_is_seen_once_whatever_the_moment(start: Start) -> None:
-    """Five times during a run, for a random time, and once to its end."""
-    seeds = random.Random(13)
-    start("train-1", 300, 0.01)
-    for _ in range(5):
-        command = [*SKYWARD, "attach", "train-1", "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attached:
-            assert attached.stdout
-            seen = [json.loads(attached.stdout.readline())["text"] for _ in range(seeds.randint(1, 12))]
-            attached.send_signal(signal.SIGINT)
-            attached.communicate()
-        assert seen == [f"line {n}\n" for n in range(len(seen))]
-    done = subprocess.run([*SKYWARD, "attach", "train-1", "--json"], capture_output=True, text=True, check=True)
-
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["text"] for each in told if each["event"] == "output"] == [f"line {n}\n" for n in range(300)]
-    assert (told[-1]["event"], told[-1]["status"]) == ("end", 0)
 
 
 def test_output_for_a_reader_that_has_seen_enough(start: Start) -> None:

@@ -74,27 +74,6 @@ def test_runs_are_listed_while_they_run(start: Start, capsys: pytest.CaptureFixt
     }
 
 
-def test_a_run_whose_name_comes_close_is_named(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    """As pools are."""
-    start("train-4f2a").wait()
-    assert main(["down", "train-4f2b"]) == 1
-    assert "Did you mean train-4f2a?" in capsys.readouterr().err
-
-
-def test_a_run_is_asked_to_end(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    """And one that has ended is left as it is."""
-    run = start("train-1", 10_000, 0.1)
-
-    assert main(["down", "train-1"]) == 0
-    run.wait()
-    assert capsys.readouterr().out == "run train-1 ended at this machine (killed)\n"  # it does not heed SIGTERM
-    start("train-2").wait()
-    assert main(["down", "train-2", "train"]) == 1
-    said = capsys.readouterr()
-    assert said.out == "run train-2 had ended before at this machine (done)\n"
-    assert said.err.startswith("There is no pool or run named train.\n")
-
-
 @pytest.mark.parametrize("is_detached", [False, True], ids=["foreground", "detached"])
 def test_a_run_that_down_has_ended_is_said_to_be(
     is_detached: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
