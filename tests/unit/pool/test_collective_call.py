@@ -13,10 +13,8 @@ from skyward._pool.collective import call as module
 from skyward._pool.collective.call import CollectiveCall
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.task import Task
 from skyward.errors import (
     CollectiveHangError,
-    PoolClosedError,
     TaskCancelledError,
     TaskTimeoutError,
     WorkerLostError,
@@ -99,31 +97,6 @@ def told(failure: BaseException) -> str:
     return "\n".join([str(failure), *getattr(failure, "__notes__", ())])
 
 
-def test_all_that_return_end_it_well(call: Call) -> None:
-    """Nothing is stopped and nothing is started afresh."""
-    call.say(0, result(call.tasks[0], "a"))
-    call.say(1, result(call.tasks[1], "b"))
-    call.collective.wait()
-    assert call.collective.error is None
-    assert [task.value() for task in call.tasks] == ["a", "b"]
-    call.until(lambda: call.group.told)
-    assert call.group.told == ["unregistered"]
-
-
-def test_the_first_failure_ends_it_everywhere(call: Call) -> None:
-    """The other rank says where it is before it is stopped; no call begins until the ranks have been started afresh."""
-    call.say(1, error(call.tasks[1], ValueError("row 7")))
-    call.answer(0)
-    failure = call.error()
-    assert isinstance(failure, ValueError)
-    text = told(failure)
-    assert "rank 1 (node 1) failed first, and work() was stopped on the others:\nrank 0 (node 0) was here:" in text
-    assert 'File "/home/u/train.py", line 88, in train\n    dist.all_reduce(loss)' in text
-    messages = [frame.kind for frame in cast(Any, call.pool.workers[0].connection).sent]
-    assert messages.index(Kind.STACK) < messages.index(Kind.CANCEL)
-    assert call.group.told == ["hold", "work() had failed on some of them", "unregistered"]
-
-
 def test_the_cause_is_waited_for_where_a_peer_was_quicker(call: Call) -> None:
     """The end of a process takes longer to be known than the broken connection it leaves."""
     call.say(0, error(call.tasks[0], ConnectionResetError(104, "Connection reset by peer")))
@@ -152,12 +125,6 @@ def test_a_rank_that_cannot_answer_is_found_by_its_agent(call: Call) -> None:
     assert 'holds the interpreter\'s lock, here:\n  File "/home/u/c.py", line 3, in spin' in text
 
 
-def test_ranks_that_returned_are_told_as_that(call: Call) -> None:
-    call.say(0, result(call.tasks[0]))
-    call.say(1, error(call.tasks[1], ValueError("row 7")))
-    assert "rank 0 (node 0) had returned." in told(call.error())
-
-
 def test_a_time_limit_is_told_with_all_places(make: Make) -> None:
     """No rank is to blame; the processes are replaced, since the call may have been stopped in a collective."""
     call = Call(make(workers=2), timeout=1.0)
@@ -183,21 +150,6 @@ def test_a_call_that_no_rank_had_begun_leaves_the_processes_alone(make: Make) ->
     assert call.group.told == ["unregistered"]
 
 
-def test_the_end_of_the_pool_ends_it(call: Call) -> None:
-    call.pool.dispatcher.close(PoolClosedError("over"))
-    assert isinstance(call.error(), PoolClosedError)
-
-
-def test_a_result_that_a_stop_comes_too_late_for_stays(call: Call) -> None:
-    """All ranks have returned: there is nothing to stop."""
-    for rank in NAMES:
-        call.say(rank, result(call.tasks[rank], rank))
-    call.collective.stop()
-    call.collective.wait()
-    call.until(lambda: call.group.told)
-    assert (call.collective.error, call.group.told) == (None, ["unregistered"])
-
-
 def test_errors_of_streams_wait_for_the_cause(call: Call) -> None:
     """Both streams end with the one error, after the items that came before it."""
     for rank, task in enumerate(call.tasks):
@@ -209,18 +161,6 @@ def test_errors_of_streams_wait_for_the_cause(call: Call) -> None:
     for stream in streams:
         with pytest.raises(ValueError, match="row 7"):
             next(stream)
-
-
-def test_one_stream_that_is_closed_ends_them_all(call: Call) -> None:
-    """The ranks need each other; the next call must not meet what is left of them."""
-    for rank, task in enumerate(call.tasks):
-        call.say(rank, Frame(Kind.STREAM, task.id))
-    streams = [task.value() for task in call.tasks]
-    streams[0].close()
-    assert call.group.told[0] == "hold"  # before close has returned
-    with pytest.raises(TaskCancelledError):
-        next(streams[1])
-    call.until(lambda: "unregistered" in call.group.told)
 
 
 def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,21 +205,3 @@ def test_a_call_that_ends_while_it_is_looked_at_is_not_held_up(make: Make, monke
     call.say(1, result(call.tasks[1], 1))
     call.until(lambda: call.group.told)
     assert (call.collective.error, call.group.told) == (None, ["unregistered"])
-
-
-def test_it_fails_when_its_ranks_must_be_started_afresh(call: Call) -> None:
-    """It had begun; whether it may run twice only its author knows."""
-    call.collective.abort("rank 1 had ended")
-    failure = call.error()
-    assert isinstance(failure, WorkerLostError)
-    assert "work() had begun when all ranks had to be started afresh, because rank 1 had ended" in str(failure)
-
-
-def test_a_call_whose_turn_has_not_come_is_not_sent(make: Make) -> None:
-    pool = make(workers=2)
-    group = FakeGroup()
-    group.has_turn = False
-    tasks: list[Task] = [pool.task(pin=rank) for rank in NAMES]
-    gather = GatherCoordinator(NAMES, cast(Timers, pool.time))
-    assert not CollectiveCall(tasks, NAMES, gather, pool.dispatcher, cast(WorkerGroup, group)).start()
-    assert [sent(worker) for worker in pool.workers] == [[], []]

@@ -14,8 +14,7 @@ from skyward._pool.nodes import manager as module
 from skyward._pool.nodes import node_table, starting
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_table import NodeTable
-from skyward.errors import NodeStartError, PoolClosedError, PoolError, ProviderError, SkywardError
-from skyward.model.instance import EXIT_DISMISSED
+from skyward.errors import NodeStartError, PoolError, ProviderError, SkywardError
 from skyward.model.spec import Nodes, Worker
 from skyward.nodes.node import Exit
 from skyward.providers.base import PoolRequest, PreemptionNotice
@@ -197,23 +196,6 @@ def hosts(count: int) -> list[FakeHost]:
     return [FakeHost(f"h{number}") for number in range(count)]
 
 
-def test_a_lost_node_is_replaced_in_its_place(make: Callable[..., Rig]) -> None:
-    """One sentence says so; the new one has its index, and the others learn where it is."""
-    rig = make(Nodes(desired=2), FakeHost("fresh"))
-    rig.open(*hosts(2))
-    rig.lose(1)
-    rig.table.wait_whole()
-    assert rig.lost == ["h1"]
-    assert [(node.index, node.host.name) for node in rig.table.nodes] == [(0, "h0"), (1, "fresh")]
-    assert [cast(Any, node).told for node in rig.table.nodes] == [
-        "0 of [(0, 'h0'), (1, 'fresh')]",
-        "1 of [(0, 'h0'), (1, 'fresh')]",
-    ]
-    assert cast(Any, rig.table.nodes[0]).place == "0 of [(0, 'h0'), (1, 'fresh')]"
-    assert rig.said == ["node 1 on h1 is gone (was killed); it is being replaced", "node 1 is ready on fresh"]
-    assert rig.table.count == 2
-
-
 def test_calls_for_every_node_wait_also_for_one_whose_loss_is_just_noticed(make: Callable[..., Rig]) -> None:
     """It is gone, and what is left of it is still being removed, before another is asked for."""
     rig = make(Nodes(desired=1), FakeHost("fresh"))
@@ -243,51 +225,6 @@ def test_attempts_follow_each_other_until_they_are_spent(make: Callable[..., Rig
     assert (rig.given_up, rig.table.count) == ([1], 1)
 
 
-def test_a_node_that_was_given_up_comes_back(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slower attempts follow for as long as the pool is open; calls for every node may then wait for it again."""
-    monkeypatch.setattr(node_table, "SLOW_S", 0.05)
-    rig = make(Nodes(desired=2), *(ProviderError(f"no room, {number}.") for number in range(7)), FakeHost("late"))
-    rig.open(*hosts(2))
-    rig.lose(1)
-    until(lambda: rig.given_up == [1])
-    until(lambda: rig.table.count == 2)
-    rig.table.wait_whole()
-    assert rig.restored == [1]
-    assert [node.host.name for node in rig.table.nodes] == ["h0", "late"]
-
-
-def test_good_replacements_are_no_failed_attempts(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is killed again and again is replaced again and again, ever slower, and is not given up."""
-    monkeypatch.setattr(node_table, "SLOW_S", 0.05)
-    rig = make(Nodes(desired=2), *hosts(8))
-    rig.open(*hosts(2))
-    for _ in range(8):
-        rig.lose(1)
-        until(lambda: rig.table.count == 2)
-    assert rig.given_up == []
-
-
-def test_what_fails_on_one_host_is_tried_on_the_next(make: Callable[..., Rig]) -> None:
-    """Each failure is a line; the provider learns which host was of no use."""
-    rig = make(Nodes(desired=1), FakeHost("bad", ProviderError("its disk is full.")), FakeHost("good"))
-    rig.open(*hosts(1))
-    rig.lose(0)
-    rig.table.wait_whole()
-    assert rig.lost == ["h0", "bad"]
-    assert "node 0 could not be started: its disk is full." in rig.said
-
-
-def test_it_opens_with_the_least_and_grows(make: Callable[..., Rig]) -> None:
-    """A host that fails and one that the provider did not have are made good in the background."""
-    bad = FakeHost("h1", NodeStartError("it ended at once."))
-    rig = make(Nodes(desired=3, min=1), FakeHost("a"), FakeHost("b"))
-    rig.open(FakeHost("h0"), bad)
-    rig.table.wait_whole()
-    assert sorted(rig.lost) == ["h1", "nothing"]
-    assert rig.table.count == 3
-    assert "node 1 could not be started: it ended at once." in rig.said
-
-
 def test_too_few_at_the_start_are_one_error_with_all_reasons(make: Callable[..., Rig]) -> None:
     """Nothing is tried again, and what was begun is released."""
     errors = [NodeStartError(f"node {number} ended.") for number in range(2)]
@@ -306,54 +243,6 @@ def test_reasons_are_told_together(make: Callable[..., Rig]) -> None:
     assert str(rig.table.start_error()) == "node 0 ended.\nnode 1 ended."
     second.error = ProviderError("no room.")
     assert isinstance(rig.table.start_error(), PoolError)
-
-
-def test_a_group_is_not_opened_with_a_part_of_its_ranks(make: Callable[..., Rig]) -> None:
-    """It waits for the replacement of a node that failed."""
-    rig = make(Nodes(desired=2, min=1), FakeHost("fresh"), collective=True)
-    rig.open(FakeHost("h0"), FakeHost("h1", NodeStartError("it ended at once.")))
-    assert rig.table.count == 2
-
-
-def test_a_host_that_is_taken_away_is_drained(make: Callable[..., Rig]) -> None:
-    """Another is asked for at once; the node ends when it has nothing to do any more."""
-    rig = make(Nodes(desired=1), FakeHost("fresh"))
-    rig.open(host := FakeHost("h0"))
-    old = cast(Any, rig.table.nodes[0])
-    rig.calls[0] = ["a call that runs"]
-    rig.manager.preempted(PreemptionNotice(host=cast(Any, host), text="will be taken away at noon", left_s=PATIENCE_S))
-    rig.table.wait_whole()
-    assert [node.host.name for node in rig.table.nodes] == ["fresh"]
-    assert old.ended == ""
-    rig.calls[0] = []
-    until(lambda: (0, "drained") in rig.events)
-    assert old.ended == "left"
-    assert rig.said[0] == "node 0 on h0 will be taken away at noon: it gets no new calls, and is being replaced"
-
-
-def test_a_host_that_gets_no_successor_ends_its_pool(make: Callable[..., Rig]) -> None:
-    """As a job does whose time is over: nobody is told of another node."""
-    rig = make(Nodes(desired=1), PoolClosedError("the time is over."))
-    rig.open(host := FakeHost("h0"))
-    notice = PreemptionNotice(host=cast(Any, host), text="has 60 s left", left_s=PATIENCE_S, is_replaced=False)
-    rig.manager.preempted(notice)
-    until(lambda: rig.closed)
-    assert rig.said[0] == "node 0 on h0 has 60 s left: it gets no new calls, and the pool ends with it"
-
-
-def test_what_is_not_over_by_the_deadline_is_lost(make: Callable[..., Rig]) -> None:
-    """The node is given up, and is not replaced a second time."""
-    rig = make(Nodes(desired=1), FakeHost("fresh"))
-    rig.open(host := FakeHost("h0"))
-    old = cast(Any, rig.table.nodes[0])
-    rig.calls[0] = ["a call that runs on"]
-    rig.manager.preempted(PreemptionNotice(host=cast(Any, host), text="will be taken away", left_s=0.05))
-    until(lambda: "its time was up" in old.ended)
-    rig.table.wait_whole()
-    old.gone = Exit(code=None, text=old.ended)
-    rig.manager.node_gone(old)
-    assert rig.lost == ["h0"]
-    assert rig.table.count == 1
 
 
 def test_a_pool_may_be_closed_while_a_node_is_drained(make: Callable[..., Rig]) -> None:
@@ -378,17 +267,3 @@ def test_a_pool_may_be_closed_while_a_node_is_drained(make: Callable[..., Rig]) 
     draining.join(PATIENCE_S)
     assert not draining.is_alive()
     assert (0, "drained") not in rig.events
-
-
-def test_a_pool_that_another_client_ends_stays_ended(make: Callable[..., Rig]) -> None:
-    """By the exit status of its nodes, or because the provider says so."""
-    rig = make(Nodes(desired=1), FakeHost("fresh"))
-    rig.open(*hosts(1))
-    rig.lose(0, EXIT_DISMISSED)
-    assert "was ended by another client" in str(rig.closed[0])
-    other = make(Nodes(desired=1), PoolClosedError("its group is gone."))
-    other.open(*hosts(1))
-    other.lose(0)
-    until(lambda: other.closed)
-    assert "its group is gone" in str(other.closed[0])
-    assert rig.lost == []

@@ -21,7 +21,7 @@ from skyward.errors import PluginError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode
-from tests.unit.pool.fakes import FakeConnection, fake, make_worker
+from tests.unit.pool.fakes import fake, make_worker
 
 PLUGIN = sky.Plugin.create("mesh").with_decorator(lambda fn: fn)
 
@@ -96,28 +96,6 @@ def give(worker: WorkerClient, frame: Frame) -> None:
     worker.gather.give(worker.rank, worker.connection, frame)
 
 
-def test_all_are_sent_the_same_and_waited_for(clock: Timers) -> None:
-    """Before any of them is waited for."""
-    start = Start(clock)
-    wait = start.enter(0, 1)
-    for rank in (1, 0):
-        start.outcome(rank).set_result(None)
-
-    assert wait() is None
-    assert [len(sent(worker, Kind.SETUP)) for worker in start.workers] == [1, 1]
-
-
-def test_the_first_error_is_raised_while_others_hang(clock: Timers) -> None:
-    """Also that of a later rank: nobody waits for the rank before it."""
-    start = Start(clock, ranks=3)
-    wait = start.enter(0, 1, 2)
-    start.outcome(2).set_exception(WorkerLostError("It was killed.", node=2, rank=2))
-    error = wait()
-
-    assert isinstance(error, WorkerLostError)
-    assert not start.outcome(0).done()
-
-
 NOTICED = PluginError("Plugin 'mesh': its around_app hook failed: RuntimeError: gloo/ Connection closed by peer [1]")
 
 
@@ -187,35 +165,6 @@ def test_a_rank_that_fails_frees_those_that_gather(clock: Timers) -> None:
 
     assert isinstance(error, ValueError)
     assert decode(answers[0].head)["error"] == "rank 1 (node 1) failed: no such device"
-
-
-def test_a_worker_that_is_set_up_alone_has_nobody_to_gather_with(clock: Timers) -> None:
-    """Its set-up itself goes on as ever."""
-    start = Start(clock)
-    wait = start.enter(1)
-    start.outcome(1).set_result(None)
-
-    assert wait() is None
-    assert start.workers[1].gather is None
-
-
-def test_a_worker_that_is_gone_tells_why_itself(clock: Timers) -> None:
-    """Its broken connection is not the error: its reader knows a better one."""
-    start = Start(clock)
-    fake(start.workers[0]).broken = True
-    wait = start.enter(0, 1)
-    start.outcome(0).set_exception(WorkerLostError("It was killed.", node=0, rank=0))
-
-    assert isinstance(wait(), WorkerLostError)
-
-
-def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Timers, tmp_path: Path) -> None:
-    """Files need no answer."""
-    (tmp_path / "module.py").write_text("")
-    start = Start(clock, plugins=[], image=sky.Image(includes=[str(tmp_path / "module.py")]))
-
-    assert start.enter(0, 1)() is None
-    assert [frame.kind for frame in cast(FakeConnection, start.workers[0].connection).sent] == [Kind.CODE]
 
 
 def test_files_that_a_plugin_includes_are_sent(clock: Timers, tmp_path: Path) -> None:
