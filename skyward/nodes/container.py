@@ -118,7 +118,7 @@ class PoolContainers:
                 raise
         self.ids[launch.node] = container.id
         process = ContainerProcess(lambda: self, container.id, container.output, launch.name, directory)
-        return RunnerNode(launch, process, directory=_readable(directory))
+        return RunnerNode(launch, process)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -303,12 +303,7 @@ def adopted(
     """Return a node whose container an earlier client has started, running or not. Sends no request to the engine."""
     # its output goes to the client that started it
     process = ContainerProcess(containers, container_id, lambda: iter(()), launch.name, directory)
-    return RunnerNode(launch, process, agent, _readable(directory))
-
-
-def _readable(directory: RunDirectory) -> Path | None:
-    """Return the path of a run directory on this machine, None if it is elsewhere."""
-    return directory.path if isinstance(directory.path, Path) else None
+    return RunnerNode(launch, process, agent)
 
 
 class ContainerProcess:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import signal
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from skyward.errors import NodeStartError, SkywardError
 from skyward.model.instance import ANNOUNCEMENT
 from skyward.model.spec import Accelerator
-from skyward.runner.output_log import Unfinished, log_name, unfinished
 from skyward.system import socket, threading
 
 _LAST_NEWS_S = 2.0  # from the end of a runner's output until its exit status is known, and vice versa
@@ -121,10 +119,6 @@ class Node(Protocol):
         """Return how it ended; None if it still runs after `timeout_s`."""
         ...
 
-    def unfinished(self, worker: int) -> Sequence[Unfinished]:
-        """Return beginnings of lines that a worker had printed when the node ended; empty if they cannot be read."""
-        ...
-
     def remove(self) -> None:
         """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
         ...
@@ -184,13 +178,10 @@ class RunnerNode:
         launch: the launch it was started with.
         process: its runner.
         agent: address at which its agent is known to listen, for a node that another client has started.
-        directory: its run directory, if this client can read it.
     """
 
-    def __init__(
-        self, launch: Launch, process: RunnerProcess, agent: str | None = None, directory: Path | None = None
-    ) -> None:
-        self._process, self._directory = process, directory
+    def __init__(self, launch: Launch, process: RunnerProcess, agent: str | None = None) -> None:
+        self._process = process
         self._known = None if agent is None else Announcement(agent=agent, workers=())
         self._subject = f"Node {launch.node} of pool {launch.pool} ({process.title})"
         self._output = NodeOutput(process.output(), launch.name)
@@ -225,18 +216,6 @@ class RunnerNode:
             return None
         self._output.join(_LAST_NEWS_S)
         return replace(ended, log=self._output.tail)
-
-    def unfinished(self, worker: int) -> Sequence[Unfinished]:
-        """Return beginnings of lines that a worker had printed when the node ended; empty if they cannot be read.
-
-        That is so on other machines, and where the container's programs run as a different user from the client.
-        """
-        if self._directory is None:
-            return ()
-        try:
-            return unfinished(self._directory, log_name(worker))
-        except PermissionError:
-            return ()
 
     def remove(self) -> None:
         """End the runner at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""

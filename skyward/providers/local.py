@@ -119,7 +119,7 @@ class LocalAllocation(Allocation):
             process = LocalProcess(launch, directory)
             self._processes.append(process)
             self._directories[launch.node] = directory
-        return RunnerNode(launch, process, directory=directory)
+        return RunnerNode(launch, process)
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, Mapping[str, str]]:
         """Return a process started by an earlier client; its workers get this client's environment."""
@@ -129,7 +129,7 @@ class LocalAllocation(Allocation):
             process = AdoptedProcess(launch.name, directory)
             self._processes.append(process)
             self._directories[launch.node] = directory
-        return RunnerNode(launch, process, agent, directory), environment_of(launch, directory)
+        return RunnerNode(launch, process, agent), environment_of(launch, directory)
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return the directory of a node, which identifies its process."""

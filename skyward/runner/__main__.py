@@ -38,18 +38,15 @@ def main() -> int:
                 run_dir=str(run_dir),
                 key=key.hex(),
                 channel=channel,
-                log_bytes=settings.log_share,
             ),
             rank_environment(place, i, os.environ, settings.processes),
         )
         for i in range(settings.processes)
     ]
     from skyward.runner.agent import Agent, say  # imported while the workers start, as it takes about as long
-    from skyward.runner.output_log import OutputLog
 
-    log = OutputLog(run_dir, "agent", settings.log_share, say, node=place.node)
     try:
-        return Agent(place.node, settings, run_dir, key, children, bytes.fromhex(channel), log.add).run()
+        return Agent(place.node, settings, run_dir, key, children, bytes.fromhex(channel)).run()
     except RuntimeError as error:
         if (told := explained(error)) is error:
             raise

@@ -28,7 +28,6 @@ from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
 from skyward.runner.diagnosis import dump_file, read_dump
-from skyward.runner.output_log import log_name, unfinished
 from skyward.runner.takeover import Takeover, cleaner
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
@@ -69,12 +68,10 @@ class Agent:
         key: bytes,
         children: list[Child],
         channel: bytes = b"",
-        keep: Callable[..., None] | None = None,
     ) -> None:
         self._node, self._lease_s, self._run_dir = node, settings.lease_s, run_dir
         self._key, self._channel = key, channel
         self._masks = Masks()
-        self._keep = keep  # records what workers write to their file descriptors: see `OutputLog.add`
         self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: check the conditions again
         self._lock = threading.Lock()  # guards the attributes below
         self._changed = threading.Condition(self._lock)
@@ -188,7 +185,6 @@ class Agent:
             oom = ended.signal == signal.SIGKILL and not ended.asked and self._oom.take()
             reader.join()
             child.close()
-            self._pass_on_unfinished(child)
             if ended.signal == signal.SIGTERM and not ended.asked and self._told_to_end.wait(_TOGETHER_S):
                 return  # all processes of the node were signalled: the node's end is reported instead
             self._report(child, ended, oom=oom)
@@ -221,24 +217,13 @@ class Agent:
                 self._changed.notify_all()
             self._inbox.put(None)
 
-        def keep(stream: int, text: str) -> None:
-            if self._keep is not None:
-                self._keep(text, call=None, stream=stream, worker=worker)
-
         def tell(stream: int, text: str) -> None:
             with self._lock:
                 self._tell_all(Frame(Kind.WORKER_OUTPUT, worker, bytes((stream,)) + text.encode()))
 
-        written = ChildOutput(lambda: self._masks, keep, tell)
+        written = ChildOutput(lambda: self._masks, tell)
         child.read(on_listening, written.add)
         written.finish()
-
-    def _pass_on_unfinished(self, child: Child) -> None:
-        """Send the unfinished lines that an ended worker had printed but not sent."""
-        which = {"worker": child.start.index, "generation": child.start.generation}
-        for part in unfinished(self._run_dir, log_name(child.start.index)):
-            with self._lock:
-                self._tell_all(Frame(Kind.UNFINISHED, child.start.index, encode({**which, **part._asdict()})))
 
     def _report(self, child: Child, ended: Ended, *, oom: bool) -> None:
         document = {

@@ -250,14 +250,11 @@ class ChildOutput:
 
     Args:
         masks: returns the secrets of the current client.
-        keep: writes stream and text to this host's disk.
-        tell: sends them to the client.
+        tell: sends stream and text to the client.
     """
 
-    def __init__(
-        self, masks: Callable[[], Masks], keep: Callable[[int, str], None], tell: Callable[[int, str], None]
-    ) -> None:
-        self._masks, self._keep, self._tell = masks, keep, tell
+    def __init__(self, masks: Callable[[], Masks], tell: Callable[[int, str], None]) -> None:
+        self._masks, self._tell = masks, tell
         self._held: dict[int, str] = {}  # text that may be the beginning of a secret, by stream
         self._begun = set[int]()  # the streams whose last line is unfinished
 
@@ -280,7 +277,6 @@ class ChildOutput:
     def _pass_on(self, stream: int, text: str) -> None:
         if text:
             (self._begun.discard if text.endswith("\n") else self._begun.add)(stream)
-            self._keep(stream, text)
             self._tell(stream, text)
 
 

@@ -19,7 +19,6 @@ _JAX_MEMORY = (
     *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR"),
 )
 _TENSORFLOW_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
-LOG_BYTES = 16 * 1024**2  # limited since a host's run directory is often in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +31,12 @@ class RunnerSettings:
         slots: number of concurrent calls in each of them.
         reset: what is restored for the next client of a kept pool: the "container", or the working "directory" if the
             node is a process; "" if no other client takes the node over.
-        log_bytes: how much output is kept on the node's host, for all of its processes together.
     """
 
     lease_s: float
     processes: int = 1
     slots: int = 1
     reset: Literal["", "container", "directory"] = ""
-    log_bytes: int = LOG_BYTES
-
-    @property
-    def log_share(self) -> int:
-        """The part of `log_bytes` for each worker and for the agent."""
-        return self.log_bytes // (self.processes + 1)
 
     def to_json(self) -> str:
         """Return the text for `SKYWARD_RUNNER`."""
@@ -73,7 +65,6 @@ class WorkerStart:
         run_dir: directory for its listening socket.
         key: the node's key, hexadecimal.
         channel: identifier of the encrypted channel that clients connect through, hexadecimal; empty if there is none.
-        log_bytes: how much of its output is kept in `run_dir`.
     """
 
     index: int
@@ -82,7 +73,6 @@ class WorkerStart:
     run_dir: str
     key: str
     channel: str = ""
-    log_bytes: int = LOG_BYTES
 
 
 def read_place() -> InstanceInfo:

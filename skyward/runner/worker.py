@@ -24,7 +24,6 @@ from skyward.runner.calls import Calls, failure
 from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.exchange import CHECKPOINTS, CheckpointClient, GatherClient
-from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.process import end_child, on_fork
 from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, environment, output
@@ -41,8 +40,8 @@ _UNSHIELDED = nullcontext()
 class Worker:
     """Serves one client at a time; each new client starts with fresh state."""
 
-    def __init__(self, start: WorkerStart, place: InstanceInfo, log: OutputLog) -> None:
-        self._start, self._place, self._log = start, place, log
+    def __init__(self, start: WorkerStart, place: InstanceInfo) -> None:
+        self._start, self._place = start, place
         self._inbox = Inbox(self._take)
         self._main = MainSlot()
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
@@ -318,24 +317,16 @@ class Worker:
         running += [SETUP] * self._setting_up
         return (running[0] if len(running) == 1 else None), running
 
-    def keep(self, task: int | None, stream: str, text: str) -> None:
-        """Write output of user code to the log on this host; called by the replaced streams, like `write`."""
-        with self._shield():
-            self._log.add(text, call=task, stream=_number(stream))
-
     def write(self, task: int | None, stream: str, text: str) -> None:
         """Send output of user code; called by the replaced `sys.stdout` and `sys.stderr`."""
         frame = Frame(Kind.OUTPUT, task or NO_CALL, bytes((_number(stream),)) + text.encode("utf-8", "replace"))
         with self._shield():
             self._send(frame)
-            if text and not text.endswith("\n"):
-                self._log.passed_on(call=task, stream=_number(stream))
 
     def log(self, task: int | None, record: dict[str, Any]) -> None:
         """Send a record of Python's logging; called in the thread that logs."""
         frame = Frame(Kind.LOG, task or NO_CALL, encode(record))
         with self._shield():
-            self._log.add(f"{record['line']}\n", call=task, stream=STDERR)
             self._send(frame)
 
     def _shield(self) -> AbstractContextManager[None]:
@@ -390,9 +381,7 @@ def _start(control: socket.socket) -> Worker:
     listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
     diagnosis.prepare_dump(diagnosis.dump_file(start))
     place = read_place()
-    about = {"node": place.node, "rank": place.global_worker_index, "generation": start.generation}
-    log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)
-    worker = Worker(start, place, log)
+    worker = Worker(start, place)
     shared.values.directory = Path.cwd() / shared.DIRECTORY
     process.modules_directory = Path.cwd() / CODE_DIR
     output.install(worker)

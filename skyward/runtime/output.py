@@ -162,10 +162,6 @@ def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) 
 class Sink(Protocol):
     """The destination of a worker's output. Called in the printing threads, many at once: it must not raise."""
 
-    def keep(self, task: int | None, stream: StreamName, text: str, /) -> None:
-        """Store text as soon as a task has printed it; `write` is called with it again when its line is complete."""
-        ...
-
     def write(self, task: int | None, stream: StreamName, text: str, /) -> None:
         """Pass on text printed by a task; task None is output of no task.
 
@@ -258,7 +254,6 @@ class TaskStream(io.TextIOBase):
         """Store a string at once, and pass on its whole lines."""
         if not text:
             return
-        self._sink.keep(task.id, self._stream, text)
         part = task.parts.pop(key, "")
         end = text.rfind("\n") + 1
         if end:
@@ -294,7 +289,6 @@ class TaskStream(io.TextIOBase):
             self.pass_on(task, key)
         if self._stream in task.begun:
             if task.begun[self._stream]:
-                self._sink.keep(task.id, self._stream, "\n")
                 self._sink.write(task.id, self._stream, "\n")
             self._sink.write(task.id, self._stream, "")
 
@@ -353,9 +347,6 @@ class _ByteSide(io.BufferedIOBase):
 
 class _DescriptorSink:
     """Writes directly to descriptors 1 and 2, without locks that may be held at a fork."""
-
-    def keep(self, _task: int | None, _stream: StreamName, _text: str, /) -> None:
-        return  # the agent stores output of the descriptors
 
     def write(self, _task: int | None, stream: StreamName, text: str, /) -> None:
         data = text.encode("utf-8", "replace")

@@ -73,7 +73,6 @@ class Kind(IntEnum):
     DISMISSED = 75  # another client ends this node permanently
     DUMPED = 74  # JSON {"worker", "generation", "text"}: what it wrote, in the format of faulthandler
     MEASURED = 76  # JSON of the node's resource usage
-    UNFINISHED = 77  # JSON {"worker", "generation", "call", "stream", "text"}: unfinished line of an ended worker
     TAKEN = 90  # JSON {"workers": [[generation, address]]} once all listen, or {"refused": why}
     KEPT = 91  # the workers have ended, and the node waits for its next client
 

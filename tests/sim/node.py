@@ -158,7 +158,7 @@ class Child:
             cast(Any, Path(self.start.run_dir)), f"w{self.start.index}.{self.start.generation}.sock"
         )
         place = InstanceInfo.from_json(self.process.environ[ENV_VAR])
-        real = worker.Worker(self.start, place, cast(Any, _Log()))
+        real = worker.Worker(self.start, place)
         self.process.model.worker = real
         real.start(cast(Any, listener))
         threads.Thread(target=self._obey, args=(real,), name="obey", daemon=True).start()
@@ -297,9 +297,6 @@ class Node:
             kernel.K.spawn(self.process, "signals", lambda: _ignore(hear(number)))
 
     # what the pool asks ----------------------------------------------------------------------------------------
-
-    def unfinished(self, _worker: int) -> Sequence[Any]:
-        return ()
 
     def wait_ready(self, timeout_s: float) -> Announcement:
         k = kernel.K
@@ -467,7 +464,6 @@ def patch() -> None:
     patched: list[tuple[Any, dict[str, Any]]] = [
         (agent, {"Child": Child, "os": SYSTEM, "on_signals": _on_signals, "say": _ignore}),
         (agent, {"OomCounter": lambda: SimpleNamespace(take=lambda: False)}),
-        (agent, {"unfinished": lambda *_: []}),
         (agent, {"dump_file": lambda _s: Path("/"), "read_dump": lambda *_: ""}),
         (worker, {"MainSlot": MainSlot, "ThreadSlot": ThreadSlot, "os": SYSTEM, "_say": _ignore}),
         (worker, {"install_gather": _ignore}),
@@ -491,13 +487,6 @@ def patch() -> None:
             setattr(module, name, value)
     for cls in (pool_worker.WorkerClient, pool_node.NodeClient, pool_gang.CollectiveCall):
         _fixed_hash(cls)
-
-
-class _Log:
-    """`runner.output_log.OutputLog`, without a disk."""
-
-    def add(self, *_: object, **__: object) -> None: ...
-    def passed_on(self, *_: object, **__: object) -> None: ...
 
 
 class _Record:

@@ -172,7 +172,6 @@ class NodeClient:
     def _settle(self, worker: WorkerClient) -> None:
         """Determine why a worker ended, and settle its calls and its set-up."""
         report = self._reason(worker)
-        self._output.show_unfinished(worker, worker.index, worker.generation)
         if report is not None:
             facts = {name: report[name] for name in ("code", "signal", "oom")}
             self._pool.record.event("worker_lost", node=self.index, rank=worker.rank, **facts)
@@ -210,7 +209,7 @@ class NodeClient:
                 rtt_s = (time.monotonic_ns() - frame.id) / 1e9
                 for worker in self._workers.values():
                     worker.rtt_s = min(worker.rtt_s, rtt_s) if worker.rtt_s else rtt_s
-            case Kind.WORKER_OUTPUT | Kind.UNFINISHED:
+            case Kind.WORKER_OUTPUT:
                 self._output.take(self._workers.get(frame.id), frame)
             case Kind.WORKER_EXIT:
                 self._on_exit(decode(frame.head))
@@ -231,8 +230,6 @@ class NodeClient:
     def _on_exit(self, report: dict[str, Any]) -> None:
         key = (report["worker"], report["generation"])
         ended = self._workers.get(report["worker"])
-        if self._closing:  # `_settle` is no longer called
-            self._output.show_unfinished(ended, *key)
         with self._changed:
             self._reports[key] = report
             self._changed.notify_all()
@@ -264,9 +261,6 @@ class NodeClient:
             exit_ = Exit(code=exit_.code, text=self._lost_reason)
         elif exit_.code == EXIT_DISMISSED:
             exit_ = Exit(code=exit_.code, text=DISMISSED)
-        for worker in self.workers:  # its agent can no longer send this
-            if (worker.index, worker.generation) not in self._reports:
-                self._output.keep_unfinished(worker, self._node.unfinished(worker.index))
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()

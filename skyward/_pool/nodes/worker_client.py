@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from signal import Signals
@@ -24,7 +24,6 @@ from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit
-from skyward.runner.output_log import Unfinished
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
@@ -257,9 +256,7 @@ class WorkerOutput:
 
     def __init__(self, node: int, shape: Worker, pool: PoolLink) -> None:
         self._node, self._shape, self._pool = node, shape, pool
-        self._lock = threading.Lock()
         self._records: LogRecords | None = None
-        self._unfinished: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     def show(self, worker: WorkerClient, frame: Frame) -> None:
         """Show a worker's OUTPUT message."""
@@ -279,30 +276,8 @@ class WorkerOutput:
             self._records.put(fields, node=self._node, rank=self._place(worker.index)[1], call=call)
 
     def take(self, worker: WorkerClient | None, frame: Frame) -> None:
-        """Show native output of a worker, possibly from before its connection was opened.
-
-        An unfinished line of an ended worker is stored until all its other output has been shown.
-        """
-        if frame.kind == Kind.WORKER_OUTPUT:
-            self._print(worker, frame.id, _text(frame), call=None, error=frame.head[0] == STDERR)
-            return
-        part = decode(frame.head)
-        with self._lock:
-            self._unfinished.setdefault((part["worker"], part["generation"]), []).append(part)
-
-    def keep_unfinished(self, worker: WorkerClient, parts: Iterable[Unfinished]) -> None:
-        """Store unfinished lines of a worker whose whole node has ended."""
-        with self._lock:
-            known = self._unfinished.setdefault((worker.index, worker.generation), [])
-            known += [part._asdict() for part in parts]
-
-    def show_unfinished(self, worker: WorkerClient | None, number: int, generation: int) -> None:
-        """Show the unfinished lines of a worker, after all its other output."""
-        with self._lock:
-            parts = self._unfinished.pop((number, generation), ())
-        for part in parts:
-            error, text = part["stream"] == STDERR, f"{part['text']}\n"
-            self._print(worker, number, text, call=part["call"], error=error)
+        """Show native output of a worker, possibly from before its connection was opened."""
+        self._print(worker, frame.id, _text(frame), call=None, error=frame.head[0] == STDERR)
 
     def _print(
         self,

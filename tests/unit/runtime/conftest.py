@@ -41,10 +41,6 @@ class Record:
 
     def __init__(self) -> None:
         self.written: list[tuple[int | None, str, str]] = []
-        self.kept: list[str] = []
-
-    def keep(self, _task: int | None, _stream: output.StreamName, text: str, /) -> None:
-        self.kept.append(text)
 
     def write(self, task: int | None, stream: output.StreamName, text: str, /) -> None:
         self.written.append((task, stream, text))

@@ -226,7 +226,6 @@ import pickle, sys
 from skyward.runtime import output
 
 class Echo:
-    def keep(self, task, stream, text): pass
     def write(self, task, stream, text): sys.__stdout__.write(f"{task} {stream} {text}")
 
 output.install(Echo())

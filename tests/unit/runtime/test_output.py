@@ -254,7 +254,6 @@ from skyward.runtime.masking import Masks
 from tests.unit.runtime.conftest import Record
 
 class Lost:
-    def keep(self, task, stream, text): pass
     def write(self, task, stream, text): os.write(2, f"sink {os.getpid() == parent}: {text}".encode())
 
 parent = os.getpid()
@@ -307,14 +306,3 @@ def test_secrets_are_masked_wherever_a_line_is_cut(sink: Record, masks: None) ->
         sys.stdout.buffer.write(b"-22 as bytes\n")
         print("no secret-2", end="")
     assert sink.text(1) == "a *** b\nmy ***!\n*** as bytes\nno secret-2\n"
-    assert "".join(sink.kept) == sink.text(1)
-
-
-def test_what_is_printed_is_kept_before_its_line_is_whole(sink: Record) -> None:
-    """Each piece at once; the beginning of a line that is flushed is not kept twice."""
-    with output.task_output(1):
-        print("begun", end="")
-        assert sink.kept == ["begun"] and sink.written == []
-        sys.stdout.flush()
-        print(" and more")
-    assert sink.kept == ["begun", " and more", "\n"]
