@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE
@@ -14,7 +14,7 @@ from typing import IO
 import click
 
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
-from skyward.cli.runs import Transfer
+from skyward.cli.runs import transfer
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.access import Program
 from skyward.runner.entry.copy import (
@@ -83,14 +83,14 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
 def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
     report = _Report(target)
-    with target.enter() as access, Transfer(f"copying into {target.title}", size_of(sources)) as transfer:
+    with target.enter() as access, transfer(f"copying into {target.title}", size_of(sources)) as count:
         words = [*_PROGRAM, "put", destination, str(len(sources))]
         with closing(Program(access, words, env=_ENV, stdin=PIPE, stderr=report.errors)) as program:
             given = program.process.stdin
             assert given
             try:
                 with suppress(BrokenPipeError):  # it has reported why
-                    pack(sources, _Counted(given, transfer), report.note)
+                    pack(sources, _Counted(given, count), report.note)
             except CopyError as error:
                 raise SkywardError(f"The copy failed: {error}") from error
             finally:
@@ -105,7 +105,7 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
     except CopyError as error:
         raise ConfigError(f"{error} Nothing was copied.") from error
     report = _Report(target)
-    with target.enter() as access, Transfer(f"copying out of {target.title}") as transfer:
+    with target.enter() as access, transfer(f"copying out of {target.title}") as count:
         words = [*_PROGRAM, "get", *paths]
         with closing(Program(access, words, env=_ENV, stdin=DEVNULL, stdout=PIPE, stderr=report.errors)) as program:
             output = program.process.stdout
@@ -113,7 +113,7 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
             broken = ""
             try:
                 if BEGIN in iter(output.readline, b""):
-                    unpack(_Counted(output, transfer), into, report.note, {name_of(path) for path in paths})
+                    unpack(_Counted(output, count), into, report.note, {name_of(path) for path in paths})
                     while output.read(CHUNK):
                         pass  # what follows the end of the archive
             except CopyError as error:
@@ -125,17 +125,17 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
 class _Counted:
     """A stream whose bytes are counted."""
 
-    def __init__(self, stream: IO[bytes], transfer: Transfer) -> None:
-        self._stream, self._transfer = stream, transfer
+    def __init__(self, stream: IO[bytes], count: Callable[[int], None]) -> None:
+        self._stream, self._count = stream, count
 
     def write(self, data: bytes) -> int:
         self._stream.write(data)
-        self._transfer.advance(len(data))
+        self._count(len(data))
         return len(data)
 
     def read(self, count: int) -> bytes:
         data = self._stream.read(count)
-        self._transfer.advance(len(data))
+        self._count(len(data))
         return data
 
 

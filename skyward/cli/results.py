@@ -33,7 +33,7 @@ import click
 from skyward.builder.events import readable
 from skyward.cli.main import INTERRUPTED
 from skyward.cli.output import show_table
-from skyward.cli.runs import Printer, Transfer, called, duration_text, host_options, seconds_of
+from skyward.cli.runs import Printer, called, duration_text, host_options, seconds_of, transfer
 from skyward.errors import ConfigError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records import journal
@@ -326,8 +326,8 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
     if found.place.is_here or not found.is_known_here or state.phase != "ended":
         return found.place
     total = size_there(found.place, found.record.id, losses)
-    with Transfer(f"fetching results of {found.record.id}", total) as transfer:
-        place = collect(found.place, found.facts, losses, transfer.advance)
+    with transfer(f"fetching results of {found.record.id}", total) as count:
+        place = collect(found.place, found.facts, losses, count)
     if found.record.rented is not None:
         give_back(found.record, found.record.rented, printer)
     return place
@@ -353,9 +353,9 @@ def _suffix(value: FileFacts) -> str:
 
 def _fetch(outcome: _Outcome, into: Path) -> None:
     total = sum(each.size for each in (*outcome.values, *outcome.files))
-    with Transfer(f"fetching results of {outcome.run}", total) as transfer:
+    with transfer(f"fetching results of {outcome.run}", total) as count:
         for folder in ("saved", "files"):
-            fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, transfer.advance)
+            fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, count)
 
 
 def _say_json(outcome: _Outcome, printer: Printer) -> None:

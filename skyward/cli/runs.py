@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skyward.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from skyward.runs.find import FoundRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_QUIET_S = 1.0  # no bar is shown for transfers that finish sooner
 
 
 def host_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -104,42 +101,22 @@ class Printer:
         click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
 
 
-class Transfer:
-    """Progress of a transfer, shown as a bar on a terminal once it takes longer.
+@contextmanager
+def transfer(what: str, total: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show the progress of a transfer if standard error is a terminal; yield the function that counts bytes.
 
-    Attributes:
-        total: total number of bytes; 0 while unknown.
+    Args:
+        what: description of it.
+        total: number of bytes; 0 if unknown.
     """
-
-    def __init__(self, what: str, total: int = 0) -> None:
-        self.total = total
-        self._what, self._done, self._due = what, 0, time.monotonic() + _QUIET_S
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, count: int) -> None:
-        """Count bytes that have been transferred, and update the display."""
-        self._done += count
-        if time.monotonic() < self._due or not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            self._bar = _bar()
-            self._bar.add_task(f"skyward: {self._what}")
-            self._bar.start()
-        done = min(self._done, self.total or self._done)  # a stream has more bytes than its files
-        self._bar.update(self._bar.task_ids[0], completed=done, total=self.total or None)
-
-
-def _bar() -> Progress:
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     console = Console(file=sys.stderr, highlight=False)
-    return Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(f"skyward: {what}", total=total or None)
+        yield lambda count: bar.advance(task, count)

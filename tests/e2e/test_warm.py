@@ -201,41 +201,27 @@ def test_another_number_of_nodes(run: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["Local"], indirect=True)
 def test_two_at_once_never_share(run: Run) -> None:
-    """The second waits and says for whom; its workers are others, started after the first has left."""
+    """The second waits and says for whom; its workers are others, started after the first has left.
+
+    With share=False it does not wait; one that is interrupted while it waits ends at once.
+    """
     first = run("one", body="open('inside', 'w').close()\nwhile os.path.exists('inside'): time.sleep(0.05)", nodes=2)
     first.opened()
     second = run("two", nodes=2)
     second.says("waiting for it")
     assert f"process {first.process.pid}" in second.err
     assert not second.out
+    with pytest.raises(PoolError, match=rf"in use by program0.py \(process {first.process.pid}, since .*share=False"):
+        sky.ComputePool(sky.Local(), name="warm", keep=5, share=False).__enter__()
+    third = run("three")
+    third.says("waiting for it")
+    third.process.send_signal(signal.SIGINT)
+    assert third.process.wait(PATIENCE_S) == 0
+    assert "interrupted" in third.out
     Path(first._out.parent, "inside").unlink()
     before, after = first.ends(), second.ends()
     assert agents(before) == agents(after)
     assert is_untouched(after["found"])
-
-
-@pytest.mark.parametrize("kind", ["Local"], indirect=True)
-def test_share_false_does_not_wait(run: Run) -> None:
-    """It is an error that says who has the pool, and changes nothing for that one."""
-    first = run("one", body="time.sleep(600)")
-    first.opened()
-    with pytest.raises(PoolError, match=rf"in use by program0.py \(process {first.process.pid}, since .*share=False"):
-        sky.ComputePool(sky.Local(), name="warm", keep=5, share=False).__enter__()
-    assert first.process.poll() is None
-
-
-@pytest.mark.parametrize("kind", ["Local"], indirect=True)
-def test_ctrl_c_while_it_waits(run: Run) -> None:
-    """A client that waits ends at once; the one that has the pool notices nothing."""
-    first = run("one", body="open('inside', 'w').close()\nwhile os.path.exists('inside'): time.sleep(0.05)")
-    first.opened()
-    second = run("two")
-    second.says("waiting for it")
-    second.process.send_signal(signal.SIGINT)
-    assert second.process.wait(PATIENCE_S) == 0
-    assert "interrupted" in second.out
-    Path(first._out.parent, "inside").unlink()
-    assert agents(run("three").ends()) == agents(first.ends())
 
 
 def test_a_client_is_killed(run: Run, kind: str) -> None:
