@@ -21,7 +21,7 @@ from skyward.builder.base import check_base, facts_of_base, replaced_python
 from skyward.builder.events import Event, Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.folders import cache_folder, gone_without
-from skyward.builder.packages.local import LocalPackage, located
+from skyward.builder.packages.local import located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
 from skyward.builder.packages.requirements import resolve_files
@@ -193,7 +193,6 @@ class _Wanted:
     """The requirements of an image, with its files read. `root` is the base of its relative paths."""
 
     request: Request
-    packages: tuple[LocalPackage, ...]
     root: Path
 
     @property
@@ -223,7 +222,7 @@ class _Wanted:
             base_digest=digest,
             runner_digest=runner_digest(),
             lock=lock,
-            packages=package_files(self.packages),
+            packages=package_files(self.request.packages),
             code=code,
             given=given,
         )
@@ -248,15 +247,8 @@ class _Wanted:
 
 
 def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
-    resolved = resolve_files(image, root, python=python, platform=platform)
-    request = Request(
-        image=resolved.image,
-        python=python,
-        platform=platform,
-        packages=resolved.packages,
-        rules=resolved.rules,
-    )
-    return _Wanted(request=request, packages=resolved.packages, root=root)
+    request = replace(resolve_files(image, root, python=python, platform=platform), platform=platform)
+    return _Wanted(request=request, root=root)
 
 
 def _built_base(base: Dockerfile, root: Path, platform: str, secrets: Collection[str], store: EngineImages) -> Base:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from skyward.builder.events import warn
 from skyward.builder.packages.local import LocalPackage, local_package, located
-from skyward.builder.packages.lock import Rules
+from skyward.builder.packages.lock import Request, Rules
 from skyward.builder.packages.project import Choice, Locked, from_pylock, lock_of, locked_project, read_project
 from skyward.builder.packages.pylock import Target
 from skyward.builder.packages.requirement_files import EXPORTS, Line, read_requirements
@@ -22,24 +22,11 @@ from skyward.model.image_fields import local_minor, platform_of
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """An image with all requirements from files among its own.
+def resolve_files(image: Image, root: Path, *, python: str | None = None, platform: str | None = None) -> Request:
+    """Read all files that an image names, and return what is to be locked.
 
-    Attributes:
-        image: `requirements`, `constraints`, `groups` and `project` are empty; `pip` has their entries, with their
-            origins recorded. Packages provided locally are not requested from an index.
-        packages: the local packages.
-        rules: other rules from the files.
-    """
-
-    image: Image
-    packages: tuple[LocalPackage, ...] = ()
-    rules: Rules = field(default_factory=Rules)
-
-
-def resolve_files(image: Image, root: Path, *, python: str | None = None, platform: str | None = None) -> Resolved:
-    """Read all files that an image names.
+    In its image, `requirements`, `constraints`, `groups` and `project` are empty: `pip` has their entries, with their
+    origins recorded. Packages provided locally are not requested from an index.
 
     Args:
         image: the description.
@@ -56,7 +43,7 @@ def resolve_files(image: Image, root: Path, *, python: str | None = None, platfo
     reading.files()
     reading.groups()
     reading.local()
-    return reading.resolved()
+    return reading.request()
 
 
 class _Reading:
@@ -70,7 +57,7 @@ class _Reading:
         self._locks: dict[str, str] = {}  # packages pinned by locks, with the origin of the lock
         self._own = ""  # name of the project of the image
 
-    def resolved(self) -> Resolved:
+    def request(self) -> Request:
         """Return the image with everything that was found."""
         found = (replace(each, is_project=each.name == self._own) for each in self._packages.values())
         packages = tuple(sorted(found, key=lambda each: each.name))
@@ -89,7 +76,13 @@ class _Reading:
             origins=tuple(sorted((origins | dict(self._image.origins)).items())),
         )
         pinned = tuple(package for package in self._rules.pinned if package.name not in provided)
-        return Resolved(image=image, packages=packages, rules=replace(self._rules, pinned=pinned))
+        return Request(
+            image=image,
+            python=self._target.python,
+            platform=self._target.platform,
+            packages=packages,
+            rules=replace(self._rules, pinned=pinned),
+        )
 
     def project(self) -> None:
         """Read the project of the image."""

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import uv
 
-from skyward.builder.packages.lock import Request, lock_requirements
-from skyward.builder.packages.requirements import Resolved, resolve_files
+from skyward.builder.packages.lock import lock_requirements
+from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.plans import draft_for
 from skyward.errors import ConfigError
-from skyward.image import Lock
 from skyward.model.image import Image, PipIndex
 from tests.unit.builder.wheels import make_index, make_wheel
 
@@ -85,28 +84,21 @@ def lock(folder: Path, wheels: Path) -> None:
     subprocess.run(words, cwd=folder, check=True)
 
 
-def _lock(resolved: Resolved, platform: str = "linux/amd64") -> Lock:
-    packages, rules = resolved.packages, resolved.rules
-    return lock_requirements(
-        Request(image=resolved.image, python="3.11", platform=platform, packages=packages, rules=rules)
-    )
-
-
-def _pins(image: Image, root: Path, platform: str = "linux/amd64") -> list[str]:
-    resolved = resolve_files(image, root, python="3.11", platform=platform)
-    return [package.pin for package in _lock(resolved, platform).packages]
+def _pins(image: Image, root: Path) -> list[str]:
+    request = resolve_files(image, root, python="3.11", platform="linux/amd64")
+    return [package.pin for package in lock_requirements(request).packages]
 
 
 def test_exactly_as_the_lock_has_it(project: Path) -> None:
     """Constraints, markers and members as uv.lock has them."""
     image = Image.from_project(".", extras=["gpu"])
     resolved = resolve_files(image, project, python="3.11", platform="linux/amd64")
-    packages = {each.name: each for each in _lock(resolved).packages}
+    packages = {each.name: each for each in lock_requirements(resolved).packages}
     assert [each.pin for each in packages.values()] == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
     assert len(packages["native"].hashes) == 1
     assert [(each.name, each.is_project) for each in resolved.packages] == [("app", True), ("lib", False)]
     assert {".", "./libs/lib"} <= set(resolved.image.pip)
-    other = _lock(resolve_files(image, project, python="3.11", platform="linux/arm64"), "linux/arm64")
+    other = lock_requirements(resolve_files(image, project, python="3.11", platform="linux/arm64"))
     assert other.packages[2].hashes != packages["native"].hashes
 
 

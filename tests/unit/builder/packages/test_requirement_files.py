@@ -11,7 +11,7 @@ import pytest
 from skyward.builder.events import warn
 from skyward.builder.files.copied import package_files
 from skyward.builder.packages.local import local_package, located
-from skyward.builder.packages.lock import Request, lock_requirements
+from skyward.builder.packages.lock import lock_requirements
 from skyward.builder.packages.requirements import resolve_files
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock
@@ -39,11 +39,7 @@ def requirement_lines(image: Image, root: Path) -> tuple[str, ...]:
 
 
 def _lock(image: Image, root: Path) -> Lock:
-    found = resolve_files(image, root, python="3.11", platform="linux/amd64")
-    request = Request(
-        image=found.image, python="3.11", platform="linux/amd64", packages=found.packages, rules=found.rules
-    )
-    return lock_requirements(request)
+    return lock_requirements(resolve_files(image, root, python="3.11", platform="linux/amd64"))
 
 
 def _pins(image: Image, root: Path) -> list[str]:
