@@ -118,9 +118,9 @@ def command(
 
 def _check(pools: Sequence[str], everything: bool, *, belongs_to_all: bool) -> None:
     if bool(pools) == everything:
-        raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
+        raise ConfigError("Name the runs or pools to end, or give --all; `skyward ps` shows what there is.")
     if not all(name.strip() for name in pools):
-        raise ConfigError("skyward down takes names, and one that is given is empty. `skyward ps` shows what there is.")
+        raise ConfigError("One of the names is empty, and nothing was ended. `skyward ps` shows what there is.")
     if not everything and belongs_to_all:
         raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
 

@@ -60,7 +60,7 @@ def command(context: click.Context, pool: str, node: str | None, in_terminal: bo
     """
     words: list[str] = context.meta["words"]
     if not words:
-        raise ConfigError("skyward exec takes a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
+        raise ConfigError("skyward exec needs a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
     if in_terminal and not os.isatty(0):
         raise ConfigError("skyward exec -t needs a terminal as its standard input. Leave out -t.")
     with find_node(places, pool, node).enter() as access:

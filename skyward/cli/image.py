@@ -203,7 +203,7 @@ def _removed(images: Images, wanted: Sequence[Own], *, is_trial: bool, as_json: 
 def _seconds(age: str) -> int:
     found = _AGE.fullmatch(age)
     if not found:
-        raise ConfigError(f"--older-than takes a number and a unit, such as 30d, 12h, 90m or 2w; found {age!r}.")
+        raise ConfigError(f"--older-than must be a number and a unit, such as 30d, 12h, 90m or 2w; found {age!r}.")
     return int(found[1]) * _UNITS[found[2]]
 
 

@@ -79,7 +79,7 @@ def command(
     something else by then.
     """
     if upgrade and newer:
-        raise ConfigError("--upgrade takes the newest of all packages, --upgrade-package of one; give one of them.")
+        raise ConfigError("Give --upgrade (all packages) or --upgrade-package (one package), not both.")
     output = Output(as_json=as_json)
     with output.errors():
         images = [each for source in sources for each in _locked(source, arguments, output)]

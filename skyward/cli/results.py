@@ -299,8 +299,8 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     """Show how a run ended, and the values and files it kept.
 
     Values are those of sky.save, files those in its output folder. Of a run that has ended on another machine
-    everything is fetched first, so that it can be had when that machine is gone. With --into values go to DIR/saved
-    and files to DIR/files.
+    everything is fetched first, so that it stays available when that machine is gone. With --into values go to
+    DIR/saved and files to DIR/files.
     """
     found = find_run(run, hosts)
     record, printer = found.record, Printer(as_json=as_json, run=found.record.id)

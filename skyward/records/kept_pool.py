@@ -191,7 +191,7 @@ def pool_folder(name: str) -> Path:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"name= takes at most 41 letters, digits, '-', '_' and '.', a letter or digit first; found {name!r}."
+            f"name= may have at most 41 letters, digits, '-', '_' and '.', a letter or digit first; found {name!r}."
         )
     return pools_folder() / name
 

@@ -159,14 +159,14 @@ class ResultJournal:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
             if error.errno in (errno.EISDIR, errno.ENXIO):
-                raise ConfigError(f"journal= names a file; {self.path} is not one.") from error
+                raise ConfigError(f"journal= must be a file; {self.path} is not one.") from error
             raise self._problem("opened", error) from error
 
     def _check(self) -> None:
         """Check that only this user can access the file, and lock it for this process."""
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"journal= names a file; {self.path} is not one.")
+            raise ConfigError(f"journal= must be a file; {self.path} is not one.")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             whose = f"belongs to user {found.st_uid} and has the mode {stat.S_IMODE(found.st_mode):o}"
             raise ConfigError(

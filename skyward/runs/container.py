@@ -268,4 +268,4 @@ def start_driver(engine: Engine, spec: ContainerSpec, record: RunRecord) -> None
         engine.remove(container.id)
         raise
     told = said.decode(errors="replace").strip()
-    raise ProviderError(f"The driver of {record.id} ended before the program ran. {told or 'It has said nothing.'}")
+    raise ProviderError(f"The driver of {record.id} ended before the program ran. {told or 'It printed nothing.'}")

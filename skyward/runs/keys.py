@@ -164,8 +164,8 @@ def known_keys(host: SshHost, address: SshHost) -> list[str]:
             found += [" ".join((name, *line[1:3])) for line in lines if len(line) >= 3]
     if not found:
         raise ConfigError(
-            f"The host key of {host.name} is in none of {', '.join(files)}, so the driver could not tell that host "
-            "from another. Connect once by hand and compare the key."
+            f"The host key of {host.name} is in none of {', '.join(files)}, so the driver could not verify "
+            "that host. Connect once by hand and compare the key."
         )
     return found
 

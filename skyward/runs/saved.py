@@ -37,11 +37,11 @@ def save(name: str, value: Any) -> None:
         PoolError: this process is a node.
     """
     if not isinstance(name, str):
-        raise ConfigError(
-            f"sky.save takes a name and then the value, as sky.save('accuracy', 0.9); found {name!r} first."
-        )
+        raise ConfigError(f"The first argument of sky.save is a name, as in sky.save('accuracy', 0.9); found {name!r}.")
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"sky.save takes a name of letters, digits and _-. that begins with neither; found {name!r}.")
+        raise ConfigError(
+            f"Names for sky.save consist of letters, digits and _-. and begin with a letter or digit; found {name!r}."
+        )
     folder = _folder("saved", "sky.save")
     suffix, data = _encoded(name, value)
     try:
@@ -104,13 +104,15 @@ def _encoded(name: str, value: Any) -> tuple[str, bytes]:
         try:
             np.save(file, value, allow_pickle=False)
         except ValueError as error:
-            raise ConfigError(f"sky.save takes arrays of numbers, not of objects; {name!r} is one: {error}.") from error
+            raise ConfigError(
+                f"sky.save cannot store arrays of objects, only of numbers; {name!r} is one: {error}."
+            ) from error
         return ".npy", file.getvalue()
     try:
         return ".json", (json.dumps(value, default=_plain, ensure_ascii=False) + "\n").encode("utf-8", "replace")
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"sky.save takes what JSON can hold, bytes, or an array; {name!r} is a {type(value).__name__} "
+            f"sky.save stores JSON values, bytes and arrays; {name!r} is a {type(value).__name__} "
             f"({error}). Write it to a file in sky.output_folder()."
         ) from error
 

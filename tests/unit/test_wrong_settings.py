@@ -120,7 +120,7 @@ def test_an_image_refuses(fields: dict[str, Any], said: str) -> None:
         (lambda: sky.stdout(only=cast(Any, "first")), r'takes "head" or a function of InstanceInfo'),
         (lambda: sky.plugins.pytorch(), r"Did you mean 'torch'\?"),
         (lambda: cast(Any, sky.providers).Dockr(), r"Did you mean 'Docker'\?"),
-        (lambda: sky.save(cast(Any, 0.9), "accuracy"), r"a name and then the value, .* found 0\.9 first"),
+        (lambda: sky.save(cast(Any, 0.9), "accuracy"), r"first argument of sky\.save is a name, .* found 0\.9"),
     ],
 )
 def test_other_values_are_refused(make: Callable[[], object], said: str) -> None:

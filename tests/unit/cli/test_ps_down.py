@@ -96,7 +96,7 @@ def test_down_wants_pools_or_all(words: list[str], capsys: pytest.CaptureFixture
 def test_an_empty_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It is a variable of a shell that has no value; nothing else is ended then."""
     assert main(["down", *words]) == 2
-    assert "one that is given is empty" in capsys.readouterr().err
+    assert "One of the names is empty" in capsys.readouterr().err
 
 
 def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:

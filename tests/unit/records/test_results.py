@@ -144,7 +144,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "j"
     path.mkdir() if kind == "directory" else os.mkfifo(path, 0o600)
 
-    with pytest.raises(ConfigError, match="names a file"):
+    with pytest.raises(ConfigError, match="must be a file"):
         ResultJournal(path)
 
 

@@ -84,7 +84,7 @@ def test_numbers_that_json_does_not_have_are_strings(train: Path, capsys: pytest
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([object()]), lambda: None, {("a", "b"): 1}])
 def test_what_could_hold_code_is_refused(value: object, train: Path) -> None:
-    with pytest.raises(ConfigError, match=r"takes what JSON can hold|takes arrays of numbers"):
+    with pytest.raises(ConfigError, match=r"stores JSON values|cannot store arrays of objects"):
         sky.save("x", value)
     assert not list((train / "saved").iterdir())
 
@@ -92,7 +92,7 @@ def test_what_could_hold_code_is_refused(value: object, train: Path) -> None:
 @pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "x" * 101, "a b"])
 def test_names_are_those_of_files_in_one_directory(name: str, train: Path) -> None:
     assert train.is_dir()
-    with pytest.raises(ConfigError, match="takes a name of letters"):
+    with pytest.raises(ConfigError, match="consist of letters"):
         sky.save(name, 1)
 
 
