@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 from skyward.builder.events import note
 from skyward.errors import ConfigError, EngineError, ProviderError, SkywardError
 from skyward.model.resource import Resource
-from skyward.nodes.access import NodeAccess
 from skyward.nodes.node import Host
 from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider
 
@@ -116,17 +115,6 @@ class Fallback(Provider):
     def find(self) -> Sequence[Resource]:
         """Return skyward's resources at all providers."""
         return [found for provider in self.providers for found in provider.find()]
-
-    def enter(self, node: Resource) -> NodeAccess:
-        """Return access to a node of one of the providers.
-
-        Raises:
-            ProviderError: none of them has it.
-        """
-        for provider in self.providers:
-            if any((each["pool"], each["name"]) == (node["pool"], node["name"]) for each in provider.find()):
-                return provider.enter(node)
-        raise ProviderError(f"None of the {len(self.providers)} providers has {node['name']}.")
 
     def destroy(self, pool_id: str) -> None:
         """Remove all resources of a pool at all providers.

@@ -61,7 +61,7 @@ done
 exec "$@"
 """
 _OPEN_AGAIN = """
-ls -d /run/i-* >/dev/null 2>&1 && exit
+ls -d /run/machine-* >/dev/null 2>&1 && exit
 iptables -w -D OUTPUT -d 169.254.169.254 -j SKYWARD
 iptables -w -D OUTPUT -d 169.254.169.254 -j REJECT
 for port in 53 123; do
@@ -109,7 +109,7 @@ class Instance:
 
     @property
     def folder(self) -> str:
-        return f"/run/{self.id}"
+        return f"/run/machine-{self.id}"
 
     @property
     def _pools(self) -> str:
@@ -262,25 +262,73 @@ class Instance:
         self._notice.unlink(missing_ok=True)
 
 
-class Cloud:
-    """The API on loopback, and what it has launched.
+class Machines:
+    """The machines that a cloud has launched, each on one of the stand's hosts.
 
     Attributes:
-        calls: all calls so far, each by its name and with its parameters.
-        refuse: answers a launch (its parameters) with an error code of EC2, or lets it be.
+        running: those that have not ended, by name.
         boots: whether machines get any further than being there.
-        gives_keys: whether machines take the host key of their user data; without cloud-init they have another.
     """
 
     def __init__(self, stand: Stand) -> None:
         self.stand = stand
-        self.calls: list[tuple[str, Mapping[str, str]]] = []
-        self.refuse: Callable[[Mapping[str, str]], str | None] = lambda _: None
-        self.gives_keys = self.boots = True
-        self.instances: dict[str, Instance] = {}
-        self._moto = DomainDispatcherApplication(create_backend_app)
+        self.running: dict[str, Instance] = {}
+        self.boots = True
         self._lock = threading.Lock()
         self._numbers = iter(range(100, 250))
+
+    def add(self, name: str, pool: str, user_data: str, stopped: Callable[[str], None]) -> Instance:
+        """Start a machine with the next address on a host that the pool has no other machine on."""
+        with self._lock:
+            taken = [each.host for each in self.running.values() if each.pool == pool]
+            host = next(each for each in self.stand.hosts if each not in taken)
+            address = f"{self.stand.subnet}.{next(self._numbers)}"
+            config = json.loads(user_data.removeprefix("#cloud-config\n"))
+            made = Instance(name, host, address, config, pool, stopped)
+            self.running[name] = made
+        if self.boots:
+            threading.Thread(target=self._boot, args=[made], daemon=True).start()
+        return made
+
+    def end(self, name: str) -> None:
+        """End a machine's host, as when the cloud takes it back; nothing if it has ended."""
+        with self._lock:
+            machine = self.running.pop(name, None)
+        if machine is not None:
+            machine.power_off()
+
+    def close(self) -> None:
+        """End all."""
+        for name in list(self.running):
+            self.end(name)
+        for host in self.stand.hosts:
+            host.run("userdel", "-r", "skyward", check=False)
+
+    def _boot(self, machine: Instance) -> None:
+        try:
+            machine.boot()
+        except (OSError, SetupError, subprocess.CalledProcessError):
+            if machine.id in self.running:
+                raise  # otherwise it was ended meanwhile
+
+
+class Cloud:
+    """The API on loopback, and what it has launched.
+
+    Attributes:
+        machines: the machines that run.
+        calls: all calls so far, each by its name and with its parameters.
+        refuse: answers a launch (its parameters) with an error code of EC2, or lets it be.
+        gives_keys: whether machines take the host key of their user data; without cloud-init they have another.
+    """
+
+    def __init__(self, stand: Stand) -> None:
+        self.machines = Machines(stand)
+        self.calls: list[tuple[str, Mapping[str, str]]] = []
+        self.refuse: Callable[[Mapping[str, str]], str | None] = lambda _: None
+        self.gives_keys = True
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -301,28 +349,25 @@ class Cloud:
         return ec2_backends[ACCOUNT][REGION]
 
     def running(self) -> list[Instance]:
-        """The instances that have not ended."""
-        with self._lock:
-            return list(self.instances.values())
+        """The instances that have not ended, in the order of their hosts."""
+        return sorted(self.machines.running.values(), key=lambda each: each.host.number)
+
+    def left(self) -> list[str]:
+        """Everything that belongs to pools: machines that have not ended, disks, groups."""
+        backend = self.backend
+        machines = [each.id for each in backend.all_instances() if each.state not in ("terminated", "shutting-down")]
+        rest = [each.id for each in backend.volumes.values()]
+        rest += [each.id for groups in backend.groups.values() for each in groups.values() if each.name != "default"]
+        return machines + rest
+
+    def reapers(self) -> list[int]:
+        """The reapers of this process and of other clients."""
+        return reapers_of("aws", self.env["AWS_ENDPOINT_URL"])
 
     def close(self) -> None:
         """End everything."""
         self._server.shutdown()
-        for instance in self.running():
-            self.end(instance.id)
-        for host in self.stand.hosts:
-            host.run("userdel", "-r", "skyward", check=False)
-
-    def end(self, ident: str) -> None:
-        """End an instance, as AWS does when it takes one back or when one shuts itself down."""
-        with self._lock:
-            instance = self.instances.pop(ident, None)
-        if instance is None:
-            return
-        known = self.backend.get_instance(ident)
-        if known.state == "running" and known.instance_initiated_shutdown_behavior == "terminate":
-            self.backend.terminate_instances([ident])
-        instance.power_off()
+        self.machines.close()
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         with self._lock:
@@ -335,41 +380,38 @@ class Cloud:
             if name == "RunInstances" and (code := self.refuse(parameters)):
                 return _error(code, start)
             answer = b"".join(self._moto(environ, start))
+            ids = re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode())
             if name == "RunInstances":
-                self._launched(re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()))
+                self._launched(ids)
         if name == "TerminateInstances":
-            for ident in re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()):
-                self.end(ident)
+            for ident in ids:
+                self.machines.end(ident)
         return [answer]
 
     def _launched(self, ids: Iterable[str]) -> None:
-        for number, ident in enumerate(dict.fromkeys(ids)):
-            if ident in self.instances:
+        for ident in dict.fromkeys(ids):
+            if ident in self.machines.running:
                 continue
             known = self.backend.get_instance(ident)
             pool = next(tag["value"] for tag in known.get_tags() if tag["key"] == "skyward.pool")
-            taken = [each.host for each in self.instances.values() if each.pool == pool]
-            free = [host for host in self.stand.hosts if host not in taken]  # a pool's later machines are others
-            host = free[0] if taken else self.stand.hosts[number]
-            address = f"{self.stand.subnet}.{next(self._numbers)}"
+            text = bytes(known.user_data).decode() if isinstance(known.user_data, bytes) else str(known.user_data)
+            text = text if text.startswith("#") else base64.b64decode(text).decode()
+            if not self.gives_keys:
+                config = json.loads(text.removeprefix("#cloud-config\n"))
+                config["ssh_keys"]["ed25519_private"] = self.machines.stand.key.read_text()
+                text = json.dumps(config)
+            address = self.machines.add(ident, pool, text, self._stopped).address
             known.nics[0].private_ip_address = address
             known.nics[0].private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
-            text = bytes(known.user_data).decode() if isinstance(known.user_data, bytes) else str(known.user_data)
-            config = json.loads(_plain(text).removeprefix("#cloud-config\n"))
-            if not self.gives_keys:
-                config["ssh_keys"]["ed25519_private"] = self.stand.key.read_text()
-            tags = {tag["key"]: tag["value"] for tag in known.get_tags()}
-            self.instances[ident] = Instance(ident, host, address, config, tags["skyward.pool"], self.end)
-            if self.boots:
-                threading.Thread(target=self._boot, args=(self.instances[ident],), daemon=True).start()
 
-    def _boot(self, instance: Instance) -> None:
-        try:
-            instance.boot()
-        except (OSError, SetupError, subprocess.CalledProcessError):
-            known = self.backend.get_instance(instance.id)
-            if known.state == "running":
-                raise  # otherwise it was terminated meanwhile
+    def _stopped(self, ident: str) -> None:
+        """An instance has shut itself down."""
+        if ident not in self.machines.running:
+            return  # it was ended, and its guard with it
+        known = self.backend.get_instance(ident)
+        if known.state == "running" and known.instance_initiated_shutdown_behavior == "terminate":
+            self.backend.terminate_instances([ident])
+        self.machines.end(ident)
 
 
 class _Silent(WSGIRequestHandler):
@@ -386,10 +428,6 @@ def _call(environ: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, st
     return found.get("Action", ""), found
 
 
-def _plain(text: str) -> str:
-    return text if text.startswith("#") else base64.b64decode(text).decode()
-
-
 def _prices(asked: Mapping[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     filters = {each["Field"]: each["Value"] for each in asked["Filters"]}
     price = PRICES.get(filters["instanceType"])
@@ -403,15 +441,6 @@ def _error(code: str, start: Callable[..., Any]) -> Iterable[bytes]:
     start("400 Bad Request", [("Content-Type", "text/xml")])
     error = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
     return [f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()]
-
-
-def left(cloud: Cloud) -> list[str]:
-    """Everything at EC2 that has a pool's tag: machines that have not ended, disks, groups, interfaces, requests."""
-    backend = cloud.backend
-    machines = [each.id for each in backend.all_instances() if each.state not in ("terminated", "shutting-down")]
-    rest = [each.id for each in backend.volumes.values()]
-    rest += [each.id for groups in backend.groups.values() for each in groups.values() if each.name != "default"]
-    return machines + rest
 
 
 def reapers_of(provider: str, endpoint: str) -> list[int]:

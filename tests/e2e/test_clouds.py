@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,11 @@ import pytest
 
 import skyward as sky
 from skyward.testing.provider import ProviderConformance
-from tests.e2e import test_aws, test_gcp
-from tests.e2e.cloud import PRICES, REGION, Cloud, Instance, left
+from tests.e2e.cloud import PRICES, REGION, Cloud
 from tests.e2e.gcp import Google
 from tests.e2e.stand import IMAGE, wait_until
 from tests.e2e.test_aws import cloud
-from tests.e2e.test_gcp import google
+from tests.e2e.test_gcp import PROVIDER, SMALL, google
 
 __all__ = ["cloud", "google"]
 
@@ -37,36 +35,30 @@ with sky.ComputePool({provider}, **settings):
 
 @dataclass
 class Rented:
-    """A cloud with an empty account, which must be empty again after a test."""
+    """A cloud with an empty account, which must be empty again after a test.
 
+    Attributes:
+        cloud: the stand-in.
+        provider: rents from it.
+        machine: its smallest type.
+    """
+
+    cloud: Cloud | Google
     provider: Any
     machine: str
-    stand_in: Any
-    running: Callable[[], list[Instance]]
-    left: Callable[[], list[str]]
-    reapers: Callable[[], list[int]]
 
     def client(self, **settings: Any) -> subprocess.Popen[str]:
         """A process that opens a pool, prints a line, and waits."""
         program = CLIENT.format(provider=f"sky.{self.provider!r}", machine=self.machine, settings=settings)
-        command = [sys.executable, "-c", program]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
 
 
 @pytest.fixture(params=["aws", "gcp"])
 def rented(request: pytest.FixtureRequest) -> Rented:
     if request.param == "aws":
-        aws: Cloud = request.getfixturevalue("cloud")
-        provider = sky.AWS(REGION, use_private_ip=True)
-        return Rented(provider, "m6i.large", aws, aws.running, lambda: left(aws), lambda: test_aws.reapers(aws))
-    found: Google = request.getfixturevalue("google")
-    machines = found.machines
-    return Rented(
-        *(test_gcp.PROVIDER, test_gcp.SMALL, found),
-        *(lambda: list(machines.values()), found.left, lambda: test_gcp.reapers(found)),
-    )
+        return Rented(request.getfixturevalue("cloud"), sky.AWS(REGION, use_private_ip=True), "m6i.large")
+    return Rented(request.getfixturevalue("google"), PROVIDER, SMALL)
 
 
 class TestConformance(ProviderConformance):
@@ -90,15 +82,15 @@ class TestConformance(ProviderConformance):
 
 def test_ctrl_c_while_machines_start_gives_them_back(rented: Rented) -> None:
     """At once, without waiting until they would have been ready."""
-    rented.stand_in.boots = False
+    rented.cloud.machines.boots = False
     client = rented.client()
-    wait_until(lambda: bool(rented.running()), 60)
+    wait_until(lambda: bool(rented.cloud.running()), 60)
     time.sleep(1.0)  # it waits for an sshd that never answers
     client.send_signal(signal.SIGINT)
     began = time.monotonic()
     client.communicate()
     assert time.monotonic() - began < 60  # of the 300 s in which machines become ready
-    assert rented.left() == []
+    assert rented.cloud.left() == []
 
 
 @pytest.mark.parametrize(
@@ -113,15 +105,15 @@ def test_machines_end_by_themselves_when_nobody_is_left_to_end_them(rented: Rent
     client = rented.client(**settings)
     if "ttl" in settings:
         assert client.stdout is not None and client.stdout.readline() == "open\n"
-    wait_until(lambda: bool(rented.running()), 120)
-    (machine,) = rented.running()
-    for pid in (*rented.reapers(), client.pid):
+    wait_until(lambda: bool(rented.cloud.running()), 120)
+    (machine,) = rented.cloud.running()
+    for pid in (*rented.cloud.reapers(), client.pid):
         os.kill(pid, signal.SIGKILL)
     client.communicate()
-    assert rented.running()
-    wait_until(lambda: not rented.running(), 180)
+    assert rented.cloud.running()
+    wait_until(lambda: not rented.cloud.running(), 180)
     (rest,) = rented.provider.find()
     assert rest["pool"] == machine.pool
     assert rest["state"] in ("security group", "stopped")
     rented.provider.destroy(machine.pool)
-    assert rented.left() == []
+    assert rented.cloud.left() == []

@@ -11,7 +11,6 @@ import pytest
 
 import skyward as sky
 from scripts.stand.place import Stand
-from tests.e2e.cloud import reapers_of
 from tests.e2e.gcp import Google
 from tests.e2e.stand import IMAGE, stand, wait_until
 from tests.e2e.stand_functions import ask_metadata, where
@@ -33,16 +32,13 @@ def google(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     for variable, value in made.api.env.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # `ps` also asks places of recorded pools
     try:
         yield made
         wait_until(lambda: not made.left(), REAPER_S)
-        wait_until(lambda: not reapers(made), REAPER_S)
+        wait_until(lambda: not made.reapers(), REAPER_S)
     finally:
         made.close()
-
-
-def reapers(google: Google) -> list[int]:
-    return reapers_of("gcp", google.api.url)
 
 
 def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +48,7 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
     with sky.ComputePool(PROVIDER, image=IMAGE, machine=SMALL, display="auto", **budget) as pool:  # type: ignore[arg-type]
         assert where() >> pool == "stand1"
         assert ask_metadata() >> pool == "ConnectionRefusedError"
-        (name,) = google.machines
+        (name,) = google.machines.running
         assert google.api.instances[name]["scheduling"]["maxRunDuration"]["seconds"] == str(
             round(1 / 0.024 * 3600) + 10
         )
@@ -60,9 +56,9 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and name in line)
         assert (row[:4], row[5]) == ([pool.id, "0", REGION, "running"], f"{ZONES[1]}/{name}")
-        google.machines[name].interrupt("now")
+        google.machines.running[name].interrupt("now")
         wait_until(lambda: where() >> pool == "stand2", 90)
-        assert len(google.machines) == 2
+        assert len(google.machines.running) == 2
     assert google.left() == []
     said = capsys.readouterr().err
     assert "no room for e2-standard-2 (spot) in us-central1-a: ZONE_RESOURCE_POOL_EXHAUSTED" in said

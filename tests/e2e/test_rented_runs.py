@@ -12,7 +12,7 @@ import pytest
 
 from scripts.stand import faults
 from tests import journals
-from tests.e2e.cloud import Cloud, Instance, left
+from tests.e2e.cloud import Cloud, Instance
 from tests.e2e.run_programs import PRINTING
 from tests.e2e.test_attached_runs import command
 from tests.e2e.test_aws import cloud
@@ -27,7 +27,7 @@ PROVIDER = "sky.AWS('us-east-1', use_private_ip=True), machine='m6i.large'"
 def test_a_run_on_rented_machines_ends_with_them(cloud: Cloud, home: Path) -> None:
     """Who has started it is killed; attach shows all of it, fetches its results and ends the machines."""
     run = detached(PROVIDER)
-    first, second = sorted(cloud.running(), key=lambda each: each.host.number)
+    first, second = cloud.running()
     pointer = journals.facts(home / run).record
     assert pointer.place == f"skyward@{first.address}"
     assert pointer.rented is not None and pointer.rented.provider == "AWS:us-east-1"
@@ -42,7 +42,7 @@ def test_a_run_on_rented_machines_ends_with_them(cloud: Cloud, home: Path) -> No
     assert "are given back" in done.stderr
     (home / run / "results.json").write_text((home / run / "saved" / "squares.json").read_text())
     check(home / run)
-    assert left(cloud) == []
+    assert cloud.left() == []
     assert command("logs", run).stdout == done.stdout
 
 
@@ -52,7 +52,7 @@ def test_machines_end_though_nobody_fetches_the_results(cloud: Cloud, home: Path
     Path("short.py").write_text(PRINTING.replace("PROVIDER", PROVIDER))
     started = skyward_run("--detach", "--keep", "1s", "short.py")
     assert started.returncode == 0, started.stderr
-    first, second = sorted(cloud.running(), key=lambda each: each.host.number)
+    first, second = cloud.running()
 
     wait_until(lambda: not {first.id, second.id} & {each.id for each in cloud.running()}, 180)
 
@@ -60,7 +60,7 @@ def test_machines_end_though_nobody_fetches_the_results(cloud: Cloud, home: Path
     assert attached.returncode == 6
     assert "did not answer" in attached.stderr
     assert command("down", started.stdout.strip()).returncode == 0
-    assert left(cloud) == []  # the security group has gone as well
+    assert cloud.left() == []  # the security group has gone as well
 
 
 @pytest.mark.parametrize("what", ["driver", "machine"])
@@ -69,7 +69,7 @@ def test_a_run_is_ended_whose_driver_is_gone(
 ) -> None:
     """Alone, or with its machine: `skyward down` gives the machines back."""
     run = detached(PROVIDER)
-    first = min(cloud.running(), key=lambda each: each.host.number).host
+    first = cloud.running()[0].host
     if what == "machine":
         request.addfinalizer(lambda: faults.link_up(first))
         faults.link_down(first)
@@ -83,7 +83,7 @@ def test_a_run_is_ended_whose_driver_is_gone(
 
     assert done.returncode == 0, done.stderr
     assert re.match(rf"run {run} (had )?ended ", done.stdout)
-    assert left(cloud) == []
+    assert cloud.left() == []
 
 
 def accepted(machine: Instance) -> str:

@@ -31,8 +31,10 @@ def test_wrong_values_are_refused(settings: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"allocation": "free"}, "allocation must be one of"),
+        ({"allocation": "free"}, "allocation must be one of 'spot-if-available', .* found 'free'"),
         ({"max_hourly_cost": -1}, "max_hourly_cost= takes a number above 0"),
+        ({"budget": 0}, "budget= takes a number above 0"),
+        ({"budget": "5"}, "budget= takes a number above 0"),
         ({"autoscale_cooldown": 3}, "autoscale_cooldown= is not supported"),
     ],
 )
@@ -42,20 +44,27 @@ def test_a_pool_refuses_wrong_terms(settings: dict[str, Any], words: str) -> Non
         sky.ComputePool(sky.AWS("us-east-1"), **settings)
 
 
-@pytest.mark.parametrize("provider", [sky.Local(), sky.Docker()])
-@pytest.mark.parametrize("settings", [{"machine": "m6i.large"}, {"allocation": "spot"}, {"max_hourly_cost": 1.0}])
-def test_providers_that_rent_nothing_refuse_terms(provider: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["machine", "allocation", "max_hourly_cost", "budget"])
+def test_providers_that_rent_nothing_refuse_terms(name: str) -> None:
     """None of these parameters is ignored."""
-    (name,) = settings
-    with pytest.raises(ConfigError, match=rf"{name}= is for providers of rented machines; sky\.\w+ rents none"):
-        sky.ComputePool(provider, **settings)
+    settings: dict[str, Any] = {name: "spot" if name in ("machine", "allocation") else 1.0}
+    with pytest.raises(ConfigError, match=rf"{name}= is for providers of rented machines; sky\.Local rents none"):
+        sky.ComputePool(sky.Local(), **settings)
 
 
-def test_a_missing_boto3_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what to install."""
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(ConfigError, match=r"needs boto3. Install it with `pip install 'skyward\[aws\]'`"):
-        list(sky.AWS("us-east-1").find())
+@pytest.mark.parametrize(
+    ("provider", "module", "words"),
+    [
+        (sky.AWS("us-east-1"), "boto3", r"needs boto3. Install it with `pip install 'skyward\[aws\]'`"),
+        (sky.GCP("r"), "google.cloud.compute_v1", r"needs google-cloud-compute. Install it with .*skyward\[gcp\]'`"),
+    ],
+    ids=["aws", "gcp"],
+)
+def test_a_missing_library_is_an_error(provider: Any, module: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the pool is made; the message says what to install."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=words):
+        sky.ComputePool(provider)
 
 
 def test_a_region_must_be_configured(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +91,14 @@ def test_an_unknown_client_address_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         sky.AWS("us-east-1").client_cidr("172.31.0.0/16")
 
 
-def test_the_value_alone_loads_no_library_of_aws() -> None:
-    """Importing boto3 takes a third of a second."""
-    check = "import sys, skyward as sky; sky.AWS('us-east-1'); print(sorted({'boto3', 'botocore'} & set(sys.modules)))"
+def test_the_values_alone_load_no_library() -> None:
+    """Importing boto3 takes a third of a second, Google's two."""
+    check = (
+        "import sys, skyward as sky; sky.ComputePool(sky.AWS('r')); sky.ComputePool(sky.GCP('r'));"
+        "print({'boto3', 'botocore', 'google.auth'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(
