@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def _clear(stand: Stand) -> None:
     registry.down(stand)
     network.down(stand)
     mounts.remove(*(host.folder for host in stand.hosts))
-    for top in Path("/sys/fs/cgroup").glob(f"**/{stand.cgroup}"):
+    places = [Path(place) for place, _, _ in os.walk("/sys/fs/cgroup")]  # which passes over those that end meanwhile
+    for top in (place for place in places if place.name == stand.cgroup):
         folders = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
         for folder in (*folders, top):
             with contextlib.suppress(OSError):  # a process that is just ending

@@ -12,11 +12,9 @@ import pytest
 import skyward as sky
 from scripts.stand.place import Stand
 from tests.e2e.gcp import Google
-from tests.e2e.stand import IMAGE, stand, wait_until
+from tests.e2e.stand import IMAGE, wait_until
 from tests.e2e.stand_functions import ask_metadata, where
 from tests.gcp_api import REGION, ZONES
-
-__all__ = ["stand"]
 
 PROVIDER = sky.GCP(REGION, use_private_ip=True)
 SMALL = "e2-standard-2"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.events import Event, Report
 from skyward.delivery.checks import room_gb
 from skyward.errors import ProviderError
 from skyward.model.resource import Resource
@@ -19,7 +18,7 @@ from skyward.providers.aws.api import Api
 from skyward.providers.aws.provider import AWS, Ec2, Ec2Launcher, find_image, groups, parameter
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import base as cloud_base
-from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, MachineType, RefusedError
+from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, MachineType
 from skyward.providers.cloud.launch import launch
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
@@ -47,14 +46,14 @@ def ec2(api: Api) -> Ec2:
 
 
 def launch_pool(
-    api: Api, offers: Sequence[MachineOffer], pool: str = "p1", nodes: int = 2, report: Report = lambda _: None
+    api: Api, offers: Sequence[MachineOffer], pool: str = "p1", nodes: int = 2
 ) -> tuple[MachineOffer, list[Instance]]:
     """Launch the machines of a pool."""
 
     def request(offer: MachineOffer, attempt: int) -> LaunchRequest:
         return LaunchRequest(token=f"skyward-{pool}-{attempt}", nodes=nodes, offer=offer, user_data="#cloud-config\n{}")
 
-    return launch(ec2(api), launcher(api, pool), pool, offers, request, report)
+    return launch(ec2(api), launcher(api, pool), pool, offers, request, lambda _: None)
 
 
 def found(api: Api) -> Sequence[Resource]:
@@ -62,59 +61,28 @@ def found(api: Api) -> Sequence[Resource]:
     return cloud_base.find(ec2(api))
 
 
-class Crowded(Api):
-    """The account, with no room for some launches.
+class Recorded(Api):
+    """The account; `asked` is the launches."""
 
-    Args:
-        account: answers all other calls.
-        full: the markets and zones without room.
-        code: AWS' code for that.
-    """
-
-    def __init__(self, account: Api, full: set[tuple[str, str]], code: str = "InsufficientInstanceCapacity") -> None:
+    def __init__(self, account: Api) -> None:
         super().__init__("us-east-1")
-        self.account = account
-        self.full, self.code, self.asked = full, code, list[Mapping[str, Any]]()
+        self.account, self.asked = account, list[Mapping[str, Any]]()
 
     def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
         if action == "run_instances":
             self.asked.append(arguments)
-            subnet = arguments["NetworkInterfaces"][0]["SubnetId"]
-            zone = next(zone for zone, known in ec2(self).network.subnets.items() if known == subnet)
-            if (arguments.get("InstanceMarketOptions", {}).get("MarketType", "on-demand"), zone) in self.full:
-                raise RefusedError("no", self.code)
         return self.account.call(service, action, **arguments)
-
-
-def test_no_room_leads_to_the_next_offer(account: Api) -> None:
-    """Each attempt is one call with a token of its own; the first that succeeds gives the result."""
-    api, said = Crowded(account, {("spot", "us-east-1a"), ("spot", "us-east-1b")}), list[Event]()
-    offers = [offer(), offer(zone="us-east-1b"), offer("on-demand"), offer("on-demand", "us-east-1b")]
-
-    taken, machines = launch_pool(api, offers, report=said.append)
-
-    assert taken == offers[2]
-    assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0", "skyward-p1-1", "skyward-p1-2"]
-    assert len({machine.id for machine in machines}) == len({machine.address for machine in machines}) == 2
-    assert sum("no room for m6i.large (spot)" in str(event) for event in said) == 2
-
-
-def test_another_refusal_is_raised_at_once(account: Api) -> None:
-    """Another zone does not help against a missing permission."""
-    api = Crowded(account, {("spot", "us-east-1a")}, "UnauthorizedOperation")
-
-    with pytest.raises(RefusedError):
-        launch_pool(api, [offer(), offer(zone="us-east-1b")])
-    assert len(api.asked) == 1
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 def test_everything_is_tagged_at_creation_and_ends_with_the_pool(account: Api, market: str) -> None:
     """In the arguments of the launch, and in what AWS then has."""
-    api = Crowded(account, set())
+    api = Recorded(account)
     launch_pool(api, [offer(market)])
 
     (asked,) = api.asked
+    assert asked["ClientToken"] == "skyward-p1-0"
+    assert asked["NetworkInterfaces"][0]["Groups"] == [groups(account, "p1")[0]["GroupId"]]
     kinds = {each["ResourceType"] for each in asked["TagSpecifications"]}
     assert kinds == {"instance", "volume", "network-interface"} | (
         {"spot-instances-request"} if market == "spot" else set()

@@ -16,7 +16,7 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import base as cloud_base
-from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, Notice, RefusedError
+from skyward.providers.cloud.base import Instance, LaunchRequest, MachineOffer, Notice
 from skyward.providers.cloud.launch import launch
 from skyward.providers.gcp.provider import ComputeEngine, GcpLauncher
 from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
@@ -221,20 +221,27 @@ def test_no_room_leads_to_the_next_zone_and_market(project: ComputeApi) -> None:
     assert "in us-central1-a: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" in text
 
 
-def test_a_quota_is_named_in_the_error(project: ComputeApi) -> None:
-    """With the limit, and where to ask for more; nothing is left but the firewall rules, which the pool removes."""
-    project.refuse = lambda *_: [
-        ("QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0.0 in region us-central1.")
-    ]
-    with pytest.raises(ProviderError, match=r"Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0\.0 .* Ask for a higher limit"):
-        launch_pool(engine(), offers(accelerator="L4")[:1], accelerator="L4")
-    assert project.instances == {}
-
-
-def test_another_refusal_is_raised_at_once(project: ComputeApi) -> None:
-    project.refuse = lambda *_: [("PERMISSIONS_ERROR", "Required 'compute.instances.create' permission")]
-    with pytest.raises(RefusedError, match=r"asked to bulkInsert and refused: PERMISSIONS_ERROR: Required"):
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            ("QUOTA_EXCEEDED", "Quota 'L4' exceeded.  Limit: 0.0"),
+            r"Quota 'L4' exceeded.  Limit: 0\.0.* Ask for a higher",
+        ),
+        (
+            ("PERMISSIONS_ERROR", "Required 'x'"),
+            r"^Google .* asked to bulkInsert and refused: PERMISSIONS_ERROR: Requir",
+        ),
+    ],
+)
+def test_a_refusal_has_its_reason(project: ComputeApi, refusal: tuple[str, str], words: str) -> None:
+    """Another zone helps against a quota, which is why all are tried; against a missing permission nothing does."""
+    project.refuse = lambda *_: [refusal]
+    with pytest.raises(ProviderError, match=words):
         launch_pool(engine(), offers())
+    launches = [name for name, _ in project.calls].count("instances/bulkInsert")
+    assert (launches == 1) == (refusal[0] == "PERMISSIONS_ERROR")
+    assert project.instances == {}
 
 
 def test_the_same_launch_twice_makes_one(project: ComputeApi) -> None:
