@@ -45,7 +45,7 @@ _PLACE = "/run/skyward"
 _NO_INDEX = "none"  # stands for an index whose mirror is a folder
 _MAX_SECRET = 500 * 1024  # BuildKit's limit
 _ENDINGS = (".whl", ".tar.gz", ".zip")
-CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _CERTIFICATE = re.compile(
     r"-----BEGIN (?:TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", re.DOTALL
 )
@@ -106,13 +106,12 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     timeout = (
         environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
     )
-    bundle = ca_bundle(environ, home)
     indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
     if indexes.keyring:
         indexes, mapped = with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
     # the key "default" in the site's map is used if no index is named
     return Site(
-        ca=certificates(bundle.path, bundle.origin) if bundle else "",
+        ca=_certificates(environ, home),
         indexes=replace(indexes, default=indexes.default or mapped.pop("default", None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
@@ -171,7 +170,7 @@ def uv_settings(site: Site, image: Image, *, folders: bool = True) -> UvSettings
     variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
     if site.ca:
         files["ca.pem"] = site.ca
-        names = (*CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
+        names = (*_CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
         variables |= dict.fromkeys(names, "ca.pem")
     scoped = {index.url: _index(site.place(index.url)) for index in image.pip_indexes}
     urls = [each["url"] for each in scoped.values()]
@@ -310,36 +309,21 @@ def _logins(file: Path | None, texts: Iterable[str]) -> str:
     return "".join(f"machine {host} login {login} password {password}\n" for host, (login, _, password) in found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """Certificates to trust: the file or directory that contains them, and the setting that names it."""
-
-    path: Path
-    origin: str
-
-    def __str__(self) -> str:
-        """Describe it for messages."""
-        return f"{self.path} (named by {self.origin})"
-
-
-def ca_bundle(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Bundle | None:
-    """Return the trusted bundle; None if nothing is set and the system has none."""
-    named = [(name, environ[name]) for name in CA_VARIABLES if environ.get(name)]
-    if not named and (cert := pip_option("cert", environ, home or home_folder())):
-        named = [("pip's option cert", cert)]
-    if not named:
-        system = ssl.get_default_verify_paths()
-        place = system.cafile or system.capath
-        return Bundle(path=Path(place), origin="the system's OpenSSL") if place else None
-    return Bundle(path=Path(named[0][1]), origin=named[0][0])
-
-
-def certificates(bundle: Path, origin: str) -> str:
-    """Return the certificates of a bundle, without the comments between them.
+def _certificates(environ: Mapping[str, str], home: Path) -> str:
+    """Return the trusted certificates, without the comments between them; "" if nothing is set and the system has none.
 
     Raises:
-        ConfigError: it cannot be read, or contains none.
+        ConfigError: they cannot be read, or there are none in the place that is set.
     """
+    named = {name: environ.get(name) for name in _CA_VARIABLES} | {
+        "pip's option cert": pip_option("cert", environ, home)
+    }
+    system = ssl.get_default_verify_paths()
+    places = {**named, "the system's OpenSSL": system.cafile or system.capath}
+    origin, place = next(((origin, place) for origin, place in places.items() if place), ("", ""))
+    if not place:
+        return ""
+    bundle = Path(place)
     try:
         # directories list each several times: by name, by the hash that OpenSSL looks for, and in a combined file
         files = [path for path in sorted(bundle.iterdir()) if path.is_file()] if bundle.is_dir() else [bundle]
