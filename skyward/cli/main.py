@@ -11,7 +11,7 @@ INTERRUPTED = 130  # the exit status after Ctrl-C
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; a SkywardError becomes a message on standard error."""
     if sys.platform == "win32":
-        sys.stderr.write("skyward: it needs Linux or macOS; on Windows run it in the Subsystem for Linux, WSL 2.\n")
+        sys.stderr.write("skyward runs on Linux and macOS; on Windows use the Subsystem for Linux, WSL 2.\n")
         return 2
     try:
         from skyward.cli.commands import run
