@@ -28,12 +28,12 @@ typing: venv
 	@$(BIN)/mypy --no-error-summary --platform darwin --cache-dir .mypy_cache/darwin skyward
 
 docs: venv  ## the documentation as a site, into site/
-	@$(BIN)/python -m scripts.site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict && echo "docs: $(CURDIR)/site/index.html"
 
 dockerfiles: venv  ## rewrite dockerfiles/ from images/
 	@$(BIN)/python -m scripts.dockerfiles
 
-sim: venv  ## simulate a pool for a minute, or the one seed SEED=n; see docs/simulation.md
+sim: venv  ## simulate a pool for a minute, or the one seed SEED=n; see docs/architecture.md
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seconds $(SECONDS))
 
 bench: engine venv  ## dispatch figures as JSON

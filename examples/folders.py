@@ -1,6 +1,6 @@
 """A provider in one file: nodes are processes on this machine, and each has a folder below a root.
 
-`docs/providers.md` explains it.
+`docs/architecture.md` explains it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import click
 
 from skyward.cli.commands import cli
 
+_FIRST = ("run", "ps", "logs", "down", "build")
+
 
 def reference() -> str:
     """A section for each command, those below it after it."""
@@ -22,10 +24,14 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
     if not isinstance(command, click.Group):
         yield _options(command)
         return
-    for name in command.list_commands(context):
+    for name in sorted(command.list_commands(context), key=_place):
         below = command.get_command(context, name)
         if below is not None and not below.hidden:
             yield from _sections(below, click.Context(below, parent=context, info_name=name), level + 1)
+
+
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _usage(command: click.Command, context: click.Context) -> str:

@@ -96,8 +96,8 @@ def on_post_page(output: str, /, *, page: Page, config: MkDocsConfig) -> str:  #
 def with_links(text: str, here: str, known: dict[str, str]) -> str:
     """A text of the page `here`, its links leading to pages; of links to files that have none the text remains."""
     page_of = {source: page for page, source in known.items()} | {
-        GUIDES: "guides/index.md",
-        "docs/guides": "guides/index.md",
+        GUIDES: "first-steps.md",
+        "docs/guides": "first-steps.md",
     }
 
     def link(found: re.Match[str]) -> str:

@@ -33,7 +33,7 @@ class TestDocker(ProviderConformance):
 
 
 class TestFolders(ProviderConformance):
-    """The example of docs/providers.md, whose reaper removes what a client leaves."""
+    """The example of docs/architecture.md, whose reaper removes what a client leaves."""
 
     @pytest.fixture(autouse=True)
     def _root(self) -> Iterator[None]:
