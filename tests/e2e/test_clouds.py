@@ -94,11 +94,15 @@ def test_ctrl_c_while_machines_start_gives_them_back(rented: Rented) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("rented", "settings"),
     [
-        pytest.param({"ttl": 3}, id="lease"),
-        pytest.param({"budget": 20 * PRICES["m6i.large"] / 3600}, id="budget"),  # long before the lease is over
+        pytest.param("aws", {"ttl": 3}, id="aws, lease"),
+        pytest.param(
+            "aws", {"budget": 20 * PRICES["m6i.large"] / 3600}, id="aws, budget"
+        ),  # long before the lease ends
+        pytest.param("gcp", {"ttl": 3}, id="gcp, lease"),
     ],
+    indirect=["rented"],
 )
 def test_machines_end_by_themselves_when_nobody_is_left_to_end_them(rented: Rented, settings: dict[str, Any]) -> None:
     """The client's whole computer goes off: the guard shuts the machine down, and `destroy` removes the rest."""

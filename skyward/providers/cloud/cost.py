@@ -60,24 +60,7 @@ def find_offers(cloud: Cloud, request: PoolRequest) -> list[MachineOffer]:
     """
     strategy = strategy_of(request.allocation)
     found = cloud.offers(request, _MARKETS[strategy])
-    if request.budget is not None:
-        found = priced(found)
-    return within_budget(in_order(found, strategy), request.nodes, request.max_hourly_cost)
-
-
-def priced(offers: Sequence[MachineOffer]) -> list[MachineOffer]:
-    """Return the offers with a known price, without which no budget can be kept.
-
-    Raises:
-        ProviderError: there is none.
-    """
-    found = [offer for offer in offers if offer.hourly is not None]
-    if offers and not found:
-        raise ProviderError(
-            "budget= needs prices, and of none of the machines that have what is asked for the price is known. Nothing "
-            "was launched. Leave budget= out, or ask for other machines."
-        )
-    return found
+    return affordable(in_order(found, strategy), request.nodes, request.max_hourly_cost, request.budget)
 
 
 def in_order(offers: Sequence[MachineOffer], strategy: AllocationStrategy) -> list[MachineOffer]:
@@ -86,23 +69,33 @@ def in_order(offers: Sequence[MachineOffer], strategy: AllocationStrategy) -> li
     return sorted(offers, key=lambda each: (rank[each.market], math.inf if each.hourly is None else each.hourly))
 
 
-def within_budget(offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: float | None) -> list[MachineOffer]:
+def affordable(
+    offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: float | None, budget: float | None
+) -> list[MachineOffer]:
     """Return the offers whose machines together cost at most this much, in USD per hour.
+
+    With a limit or a budget, offers of unknown price are left out.
 
     Raises:
         ProviderError: there is none; the message names the cheapest.
     """
-    if max_hourly_cost is None:
+    if max_hourly_cost is None and budget is None:
         return list(offers)
-    affordable = [offer for offer in offers if (cost := offer.cost(nodes)) is not None and cost <= max_hourly_cost]
-    if not affordable:
-        priced = [offer for offer in offers if offer.hourly is not None]
-        cheapest = min(priced, key=lambda offer: offer.hourly or 0.0).text(nodes) if priced else "not known"
+    priced = [offer for offer in offers if offer.hourly is not None]
+    if not priced:
         raise ProviderError(
-            f"No offer is within max_hourly_cost={max_hourly_cost:g} USD for {nodes} machines together, and nothing "
-            f"was launched. The cheapest is {cheapest}."
+            "budget= and max_hourly_cost= need prices, but the price of no suitable machine is known. Nothing was "
+            "launched. Leave them out, or ask for other machines."
         )
-    return affordable
+    limit = math.inf if max_hourly_cost is None else max_hourly_cost
+    found = [offer for offer in priced if (offer.hourly or 0.0) * nodes <= limit]
+    if not found:
+        cheapest = min(priced, key=lambda offer: offer.hourly or 0.0).text(nodes)
+        raise ProviderError(
+            f"No offer is within max_hourly_cost={limit:g} USD for {nodes} machines together, and nothing was "
+            f"launched. The cheapest is {cheapest}."
+        )
+    return found
 
 
 def of_accelerator(known: Mapping[str, T], request: PoolRequest, otherwise: T, provider: str, example: str) -> T:

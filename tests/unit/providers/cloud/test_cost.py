@@ -16,9 +16,8 @@ from skyward.providers.cloud.cost import (
     GUARD_LATER_S,
     Budget,
     CostMeter,
+    affordable,
     find_offers,
-    priced,
-    within_budget,
 )
 from tests.waiting import wait_until
 
@@ -98,14 +97,6 @@ def test_it_warns_at_four_fifths_and_ends_once(now: list[float], monkeypatch: py
     assert text.startswith("Pool p has spent its budget of 1 USD after 60 min")
 
 
-def test_only_known_prices_can_be_kept_within_a_budget() -> None:
-    unknown = replace(DOLLAR, hourly=None)
-    assert priced([unknown, DOLLAR]) == [DOLLAR]
-    assert priced([]) == []
-    with pytest.raises(ProviderError, match=r"budget= needs prices.* Nothing was launched"):
-        priced([unknown])
-
-
 SMALL = MachineType(name="small", cpus=2, memory_gb=4, platform="linux/amd64")
 LARGE = MachineType(name="large", cpus=4, memory_gb=8, platform="linux/amd64")
 
@@ -138,13 +129,15 @@ def test_offers_are_tried_in_the_order_of_the_allocation(allocation: str | None,
     assert find_offers(cloud, PoolRequest(pool_id="p1", allocation=allocation)) == expected
 
 
-def test_a_budget_is_for_all_machines_together() -> None:
-    """What is dearer is not tried; if all is, the cheapest is named."""
-    offers = [offer(SMALL, "spot", "a", 0.4), offer(LARGE, "spot", "a", 1.1)]
+def test_a_limit_is_for_all_machines_together() -> None:
+    """What is dearer, or of unknown price, is not tried; if all is, the cheapest is named."""
+    offers = [offer(SMALL, "spot", "a", 0.4), offer(LARGE, "spot", "a", 1.1), *UNPRICED]
 
-    assert [each.type for each in within_budget(offers, 2, 0.8)] == [SMALL]
-    assert within_budget(offers, 2, None) == offers
+    assert affordable(offers, 2, 0.8, None) == offers[:1]
+    assert affordable(offers, 2, None, 5.0) == offers[:2]
+    assert affordable(offers, 2, None, None) == offers
     with pytest.raises(ProviderError, match=r"nothing was launched\. The cheapest is 3 x small \(spot\) in a for 1\.2"):
-        within_budget(offers, 3, 1.19)
-    with pytest.raises(ProviderError, match="The cheapest is not known"):
-        within_budget(UNPRICED, 1, 100.0)
+        affordable(offers, 3, 1.19, None)
+    for limits in ((100.0, None), (None, 5.0)):
+        with pytest.raises(ProviderError, match=r"need prices.* Nothing was launched"):
+            affordable(UNPRICED, 1, *limits)
