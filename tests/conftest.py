@@ -37,14 +37,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Left to `make test-all`, with the tests marked `alone`: what needs a cluster, another engine or minutes, and the
+# Left to `make test-all`, with the tests marked `alone` or `large`: what needs a cluster, another engine or minutes, and the
 # second and third of a kind.
 LARGE = frozenset(
     name
     for line in (
         # clusters and clouds
         "test_kubernetes test_kubernetes_conformance test_kubernetes_failures test_slurm test_slurm_conformance",
-        "test_aws test_gcp test_clouds test_rented_runs",
+        "test_aws test_gcp test_clouds test_rented_runs test_budget",
         # frameworks: torch and joblib stay
         "test_dask test_jax test_keras test_tensorflow test_ray test_ssh_frameworks test_framework_failures",
         # engines, networks and hosts that are stopped, cut or set up anew
@@ -59,6 +59,8 @@ LARGE = frozenset(
     )
     for name in line.split()
 )
+
+_LEFT = ("alone", "large")  # marks of tests that are left to it as well
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The groups that take longest go first, so that short ones fill the processes that are free at the end.
     """
     if config.option.core:
-        large = [item for item in items if item.path.stem in LARGE or item.get_closest_marker("alone")]
+        large = [item for item in items if item.path.stem in LARGE or any(map(item.get_closest_marker, _LEFT))]
         config.hook.pytest_deselected(items=large)
         items[:] = [item for item in items if item not in large]
     for item in items:

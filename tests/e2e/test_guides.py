@@ -14,6 +14,11 @@ from tests.conftest import ROOT
 
 GUIDES = ROOT / "examples" / "guides"
 PATHS = sorted(GUIDES.glob("[0-9]*.py"))
+LARGE = ("keras", "jax", "tensorflow", "huggingface", "ray", "dask")  # the frameworks that `make test-all` alone runs
+PROGRAMS = [
+    pytest.param(path, id=path.stem, marks=pytest.mark.large if any(word in path.stem for word in LARGE) else ())
+    for path in PATHS
+]
 
 # guide -> what it prints in the end, and what the numbers found in it must at least be
 SHOWN = {
@@ -38,7 +43,7 @@ SHOWN = {
 SETTINGS = {"15_ray": {"UV_INDEX_STRATEGY": "unsafe-best-match"}}
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROGRAMS)
 def test_a_guide_runs_on_containers(path: Path) -> None:
     """It ends well, prints what it promises, and leaves the models of its nodes alike (which it checks itself)."""
     done = subprocess.run(

@@ -173,6 +173,7 @@ def test_a_client_without_torch_needs_none(script: Callable[..., subprocess.Pope
     assert out == "[[3.0, 6.0], [3.0, 6.0]]\n", err
 
 
+@pytest.mark.large  # its image has Transformers
 def test_the_trainer_trains_on_both_ranks(hub_pool: sky.ComputePool) -> None:
     """It finds the group, both ranks end with the same bits, and the loss goes down."""
     texts, labels = descriptions()
@@ -215,6 +216,7 @@ def test_groups_of_two_pools_do_not_meet(torch_pool: sky.ComputePool, plain_imag
         assert [total for total, _ in functions.sum_of_ranks() @ torch_pool] == [1.0, 1.0]
 
 
+@pytest.mark.large  # its image has Transformers
 def test_the_token_reaches_the_function_and_nothing_else(
     hub_pool: sky.ComputePool,
     containers: Callable[[str], list[Any]],
