@@ -37,8 +37,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Left to `make test-all`, with tests marked `alone` or `large`: what needs a cluster, another engine or minutes, and the
-# second and third of a kind.
+# Left to `make test-all`, with tests marked `alone` or `large`: what needs a cluster, another engine or minutes, and
+# the second and third of a kind.
 LARGE = frozenset(
     name
     for line in (
