@@ -99,7 +99,7 @@ def test_a_budget_that_is_spent_ends_a_machine_that_is_in_use(machine: Machine) 
     machine.process.wait()
     (noted,) = machine.off.parent.glob("mark.until.*")
     due = int(noted.name.rpartition(".")[2])
-    assert _uptime() - 5 <= due - 3 <= _uptime()
+    assert _uptime() - 60 <= due - 3 <= _uptime()
     time.sleep(2)
     machine.start()
     assert machine.is_off(30)
@@ -107,7 +107,7 @@ def test_a_budget_that_is_spent_ends_a_machine_that_is_in_use(machine: Machine) 
     assert [path.name for path in machine.off.parent.glob("mark.until.*")] == [noted.name]
 
 
-@pytest.mark.parametrize("machine", [(600, 600, 2)], indirect=True)
+@pytest.mark.parametrize("machine", [(600, 600, 5)], indirect=True)
 def test_a_client_that_has_spent_less_or_more_moves_the_end(machine: Machine) -> None:
     """By the name of a file in the watchdog's directory; the earliest counts, and what is no number does not."""
     place = machine.pool(lease_s=600)
@@ -115,7 +115,7 @@ def test_a_client_that_has_spent_less_or_more_moves_the_end(machine: Machine) ->
     later.touch()
     for odd in ("until.x", "until.07", "until.99999999999", "until."):
         (place / odd).touch()
-    assert not machine.is_off(4)
+    assert not machine.is_off(7)
     (place / f"until.{_uptime() + 1}").touch()
     assert machine.is_off(30)
 

@@ -23,4 +23,4 @@ def test_a_machine_that_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ProviderError, match=r"The machine i-1 at 127\.0\.0\.1 has ended before it was ready\."):
         wait_ready([machine], False, lambda *_: None, lambda _: None, threading.Event(), lambda: {"i-2"})
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100  # of the 300 s in which machines become ready
