@@ -43,8 +43,8 @@ bench-peers: venv  ## dispatch beside multiprocessing, loky, Ray and Dask; write
 	@$(BIN)/python benchmarks/peers.py
 	@$(BIN)/python -m benchmarks.peers_page
 
-chaos: engine venv  ## five minutes of kills, stops, cuts, soak and mutated frames; SEED=n repeats a run
-	@$(ENV) $(BIN)/python -m tests.chaos
+chaos: engine venv  ## 10,000 calls while workers, nodes and hosts are killed, stopped and cut off; SEED=n chooses the faults
+	@$(ENV) CALLS=10000 $(BIN)/python -m pytest -s tests/e2e/test_chaos.py
 
 engine:  ## a reachable Docker engine, a registry on loopback, the default base image
 	@$(PYTHON) scripts/engine up

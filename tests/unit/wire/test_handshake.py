@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import socket
 import struct
@@ -10,6 +11,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skyward.errors import AuthenticationError, VersionError, WireError
 from skyward.wire import handshake
@@ -205,3 +208,14 @@ def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.Monke
     left.close()
 
     assert took < 8
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_of_a_stranger_are_a_handshake(data: bytes) -> None:
+    """Whatever arrives from a peer without the key ends in an error, and nothing of it is unpickled."""
+    left, right = socket.socketpair()
+    left.sendall(data)
+    left.shutdown(socket.SHUT_WR)
+    with left, pytest.raises(WireError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickle, "loads", lambda *_: pytest.fail("something was unpickled"))
+        handshake.accept(right, KEY, "node 0 agent")
