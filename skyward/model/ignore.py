@@ -1,21 +1,16 @@
-"""Patterns of files to leave out, in the format of .dockerignore. Standard library only; nothing is read from disk.
-
-A pattern is matched against a whole path relative to the root, and against the paths of the directories above it:
-`*.pyc` matches files in the root only, `**/*.pyc` all. A pattern that begins with `!` re-includes what earlier ones
-left out.
-"""
+"""The spelling of patterns of files to leave out, in the format of .dockerignore."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from itertools import accumulate, groupby
+from collections.abc import Iterable
+from itertools import groupby
 
 from skyward.errors import ConfigError
 
 WANTED = "patterns as a .dockerignore file has them, such as '**/*.csv' or '!data/small.csv'"
+_INVALID = re.compile(r"\[\^?\]|\[[^\]]*$|(?<!\\)(\\\\)*\\$")  # an empty or open class, nothing after a backslash
 
 
 def normal_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
@@ -25,32 +20,10 @@ def normal_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
         ConfigError: a pattern is invalid.
     """
     cleaned = [pattern for text in patterns if (pattern := _clean(text))]
-    for pattern in cleaned:
-        _regex(pattern.removeprefix("!"))
+    if unread := [pattern for pattern in cleaned if _INVALID.search(pattern)]:
+        raise ConfigError(f"Image: excludes must be {WANTED}; found {unread[0]!r}.")
     runs = groupby(cleaned, lambda pattern: pattern.startswith("!"))
     return tuple(pattern for _, run in runs for pattern in sorted(set(run)))
-
-
-class Ignore:
-    """Compiled patterns; the last one that matches a path decides.
-
-    Attributes:
-        has_exceptions: whether a pattern re-includes files, so that an ignored directory may contain wanted ones.
-    """
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        cleaned = normal_patterns(patterns)
-        self._rules = [(not pattern.startswith("!"), _regex(pattern.removeprefix("!"))) for pattern in cleaned]
-        self.has_exceptions = any(pattern.startswith("!") for pattern in cleaned)
-
-    def __call__(self, path: str) -> bool:
-        """Return whether a path, relative to the root and with `/` between its parts, is left out."""
-        left_out = False
-        paths = list(accumulate(path.split("/"), posixpath.join))
-        for leaves_out, regex in self._rules:
-            if leaves_out != left_out and any(regex.fullmatch(each) for each in paths):
-                left_out = leaves_out
-        return left_out
 
 
 def _clean(text: str) -> str:
@@ -66,36 +39,3 @@ def _clean(text: str) -> str:
     if cleaned.startswith("!"):
         cleaned = "\\" + cleaned  # a name that begins with "!", not another exception
     return mark + cleaned if cleaned not in ("", ".") else ""
-
-
-@lru_cache(maxsize=512)
-def _regex(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern by the rules of Go's `filepath.Match`, with `**` for any number of directories."""
-    parts: list[str] = []
-    position = 0
-    while position < len(pattern):
-        rest = pattern[position:]
-        if found := re.match(r"\*\*+/?", rest):
-            parts.append("(?:.*/)?" if found.end() < len(rest) else ".*")
-        elif found := re.match(r"[*?]", rest):
-            parts.append("[^/]*" if rest[0] == "*" else "[^/]")
-        elif found := re.match(r"\[(\^?)((?:[^\\\]-]|\\.)(?:-(?:[^\\\]-]|\\.))?)+\]", rest, re.DOTALL):
-            parts.append(_class(found.group()))
-        elif found := re.match(r"\\(.)|([^\\\[])", rest, re.DOTALL):
-            parts.append(re.escape(found[1] or found[2]))
-        else:
-            raise ConfigError(f"Image: excludes must be {WANTED}; found {pattern!r}, wrong from {rest!r} on.")
-        position += found.end()
-    try:
-        return re.compile("".join(parts), re.DOTALL)
-    except re.error as error:  # a range such as [z-a]
-        raise ConfigError(f"Image: excludes must be {WANTED}; found {pattern!r} ({error.msg}).") from None
-
-
-def _class(text: str) -> str:
-    """Translate a character class such as `[^a-c]` to the syntax of `re`; it never matches a slash."""
-    negated = text.startswith("[^")
-    inner = text[2:-1] if negated else text[1:-1]
-    chars = re.findall(r"\\.|[^\\]", inner, re.DOTALL)
-    body = "".join("-" if char == "-" else re.escape(char[-1]) for char in chars)
-    return f"(?!/)[{'^' if negated else ''}{body}]"

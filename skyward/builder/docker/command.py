@@ -29,10 +29,10 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from skyward.builder.docker.output import Progress
+from skyward.builder.files.ignore import Ignore
 from skyward.builder.registry.auth import Logins, with_logins
 from skyward.errors import EngineError, EngineMissingError
 from skyward.image import TIME
-from skyward.model.ignore import Ignore
 from skyward.model.ssh import SshHost
 
 _PODMANS = ("podman ", "buildah ")  # first words of its version output

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 from skyward.builder.events import readable, warn
+from skyward.builder.files.ignore import Ignore
 from skyward.builder.files.left_out import (
     DockerRules,
     GitRules,
@@ -23,7 +24,6 @@ from skyward.builder.files.left_out import (
     is_ignored,
 )
 from skyward.errors import ConfigError
-from skyward.model.ignore import Ignore
 
 _MANY_BYTES = 50 * 10**6  # enough for a warning
 _MANY_FILES = 10_000

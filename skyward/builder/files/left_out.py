@@ -1,7 +1,7 @@
 """The files of a folder that are left out, and those that are refused.
 
 Files matched by `.gitignore` and `.dockerignore` are left out, with the rules of git and Docker. Files that usually
-contain passwords, keys or tokens are refused, by their name and, for small files, by their content.
+contain passwords, keys or tokens are refused by their name; private keys also by their content.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skyward.builder.files.ignore import Ignore
 from skyward.errors import ConfigError
-from skyward.model.ignore import Ignore
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -35,6 +35,7 @@ _NAMES = (
     (r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?(\..+)?", "a private key"),
     (r".+\.(key|ppk|p8|p12|pfx|jks|keystore)", "a private key"),
     (r".+\.kdbx", "a store of passwords"),
+    (r"\.npmrc|\.yarnrc(\.yml)?|\.?pip\.(conf|ini)|\.condarc", "settings, often with a password or token"),
     (r"[._]netrc|\.git-credentials|\.pypirc|\.pgpass|\.my\.cnf|\.htpasswd", "logins"),
     (r"\.dockercfg|\.dockerconfigjson", "logins of registries"),
     (r"kubeconfig(\..+)?|.+\.kubeconfig", "access to a Kubernetes cluster"),
@@ -45,22 +46,8 @@ _NAMES = (
 _ANY_NAME = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _NAMES), re.DOTALL)
 _HARMLESS = re.compile(r".+\.(pub|pyi?|example|sample|template|tmpl|dist)|(example|sample|template)\.env", re.DOTALL)
 
-# names that are not conclusive: a setting without a token is harmless
-_SETTINGS = re.compile(r"\.npmrc|\.yarnrc(\.yml)?|\.?pip\.(conf|ini)|uv\.toml|\.condarc|\.git/config")
-_TOKEN = re.compile(
-    rb"(?i)_(authtoken|auth|password)[\"']?\s*[=:]\s*[\"']?(?!\$\{)[^\s\"']|://[^/\s:@]+:(?!\$\{)[^/\s@]+@"
-)
-
 _SOURCE = {".py", ".pyi", ".pyx", ".ipynb", ".md", ".rst"}  # code and documents contain examples of keys
-# a word that is quick to search, patterns that must all match as well, and a description
-_CONTENTS = (
-    (b"PRIVATE KEY", (rb"^\s*-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----",), "a private key"),
-    (b"PuTTY", (rb"\APuTTY-User-Key-File-",), "a private key"),
-    (b"service_account", (rb'"type"\s*:\s*"service_account"', rb'"private_key"'), "a Google service account"),
-    (b"client_secret", (rb'"client_secret"\s*:\s*"[^"]', rb'"client_id"'), "credentials of a client"),
-    (b"Config", (rb"^[\"']?kind[\"']?:\s*[\"']?Config\b", rb"^[\"']?users[\"']?:"), "access to a Kubernetes cluster"),
-    (b"aws_secret", (rb"^\s*aws_secret_access_key\s*=\s*\S",), "access to AWS"),
-)
+_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
     Raises:
         ConfigError: it cannot be read.
     """
-    lines = [_as_git(line) for line in _lines(folder / ".gitignore")]
+    lines = _lines(folder / ".gitignore")
     if not any(lines):
         return ()
     from pathspec import GitIgnoreSpec  # loaded only if there is something to ignore: it takes 15 ms
@@ -106,28 +93,6 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
         return True
 
     return (GitRules(folder, GitIgnoreSpec.from_lines(filter(is_pattern, lines))),)
-
-
-# POSIX classes, which pathspec does not support (https://github.com/cpburnz/python-pathspec/issues/137)
-_CLASSES = {
-    "alnum": "a-zA-Z0-9",
-    "alpha": "a-zA-Z",
-    "blank": " \t",
-    "digit": "0-9",
-    "lower": "a-z",
-    "space": " \t\v\f\r",
-    "upper": "A-Z",
-    "xdigit": "0-9a-fA-F",
-}
-_CLASS = re.compile(rf"(?<!\\)(\[[^\]/]*?)\[:({'|'.join(_CLASSES)}):\]")
-
-
-def _as_git(line: str) -> str:
-    """Convert a line so that pathspec reads it as git does: character classes, and trailing tabs of a pattern."""
-    while found := _CLASS.search(line):
-        line = f"{line[: found.start()]}{found[1]}{_CLASSES[found[2]]}{line[found.end() :]}"
-    end = line.rstrip(" ")
-    return f"{end[:-1]}[\t]" if end.endswith("\t") and end.strip() and not end.startswith("#") else line
 
 
 def git_rules_above(start: Path, root: Path) -> tuple[GitRules, ...]:
@@ -205,19 +170,6 @@ def credential_kind(name: str, path: Path) -> str | None:
     last = lowered.rpartition("/")[2]
     if _ANY_NAME.fullmatch(last) and not _HARMLESS.fullmatch(last):
         return next(kind for pattern, kind in _NAMES if re.fullmatch(pattern, last, re.DOTALL))
-    return _by_content(lowered, last, path)
-
-
-def _by_content(lowered: str, last: str, path: Path) -> str | None:
-    is_setting = _SETTINGS.fullmatch(last) or lowered.endswith("/.git/config")
     if path.suffix.lower() in _SOURCE or path.stat().st_size > _LARGEST:
         return None
-    content = path.read_bytes()
-    if is_setting and _TOKEN.search(content):
-        return "settings with a password or token"
-    if b"\0" in content[:1024]:
-        return None
-    for word, patterns, kind in _CONTENTS:
-        if word in content and all(re.search(pattern, content, re.MULTILINE) for pattern in patterns):
-            return kind
-    return None
+    return "a private key" if _KEY.search(path.read_bytes()) else None
