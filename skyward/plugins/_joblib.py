@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -88,9 +87,7 @@ def _parallel_on(pool: OpenPool, cluster: Cluster) -> Iterator[None]:  # noqa: A
         yield
 
 
-def run_batch(
-    items: Sequence[Item], nesting_level: int, versions: tuple[tuple[str, str], ...]
-) -> tuple[list[Any], float]:
+def run_batch(items: Sequence[Item], nesting_level: int, versions: tuple[tuple[str, str], ...]) -> list[Any]:
     """Run the calls of a batch one after the other; nested parallelism is sequential here.
 
     Args:
@@ -99,15 +96,14 @@ def run_batch(
         versions: of the client's packages, by the name of their module.
 
     Returns:
-        The results, and the seconds that the calls took.
+        The results.
     """
     from joblib import parallel_config
     from joblib.parallel import SequentialBackend
 
     _compare(versions)
     with parallel_config(backend=SequentialBackend(nesting_level=nesting_level), n_jobs=None):
-        began = time.perf_counter()
-        return [fn(*args, **kwargs) for fn, args, kwargs in items], time.perf_counter() - began
+        return [fn(*args, **kwargs) for fn, args, kwargs in items]
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """`SkywardBackend`: joblib's `Parallel`, and everything in scikit-learn that uses it, on the nodes of a pool.
 
-Client only. joblib groups calls into batches whose size depends on their duration; a batch is one call of the pool.
+Client only. joblib groups short calls into batches, as for its own backends; a batch is one call of the pool.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 from joblib.parallel import (
+    AutoBatchingMixin,
     BatchedCalls,
     ParallelBackendBase,
     SequentialBackend,
@@ -31,15 +31,11 @@ if TYPE_CHECKING:
 
 NAME = "skyward"
 Callback = Callable[[Any], None]
-Sent = Future[tuple[list[Any], float]]  # results of the calls, and seconds they ran on the node
+Sent = Future[list[Any]]  # results of the calls
 Send = Callable[[BatchedCalls], Sent]
-TARGET_S = 0.05  # run time of a batch: long compared with the cost of sending it, short for a waiting user
-_WAY = 0.25  # share of the time from dispatch to result that counts as run time: slow transfers limit a batch, too
-_GROWTH = 8  # at most, relative to the largest batch that has returned: the first calls may be faster than the others
-_WEIGHT = 0.5  # of the latest batch
 
 
-class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
+class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
     """Runs joblib's batches on a pool.
 
     Args:
@@ -58,7 +54,6 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         self._pool = _open_pool() if pool is None else pool
         self._flows: dict[int, Flow] = {}  # by the `Parallel` that they belong to
         self._guard = threading.Lock()
-        self._size = BatchSize()
         self._filters: tuple[Any, _Filters] | None = None
 
     # joblib's interface ------------------------------------------------------------------------------------------
@@ -81,19 +76,13 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
                 if flow is not None:
                     flow.close()
                 limit = self._at_once(None if parallel is None else parallel.n_jobs)
-                flow = Flow(
-                    parallel, call, limit if limit < self._pool.total_slots else None, self._sender(), self._size
-                )
+                flow = Flow(parallel, call, limit if limit < self._pool.total_slots else None, self._sender())
                 self._flows[id(parallel)] = flow
         return flow.submit(func, callback)
 
     def retrieve_result_callback(self, out: Future[list[Any]]) -> list[Any]:
         """Return the results of a batch that has ended; raise the exception of a failed call in it."""
         return out.result()
-
-    def compute_batch_size(self) -> int:
-        """Return the number of calls in the next batch."""
-        return self._size.next()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002 - the pool stays as it is
         """Stop the waiting and running batches of the `Parallel` that is aborting."""
@@ -104,7 +93,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         """End a `Parallel`; the pool stays open, and keeps the large arguments it has received."""
         for flow in self._remove(lambda parallel: not getattr(parallel, "_calling", False)):
             flow.close()
-        self._size = BatchSize()
+        self.reset_batch_stats()
 
     def close(self) -> None:
         """Stop the remaining batches, such as those of a generator of results that was not read to its end."""
@@ -154,26 +143,6 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return fn
 
 
-class BatchSize:
-    """The number of calls in a batch: as many as run for about `TARGET_S`, initially one."""
-
-    def __init__(self) -> None:
-        self._call_s: float | None = None
-        self._largest = 1
-
-    def next(self) -> int:
-        """Return the size of the next batch."""
-        if self._call_s is None:
-            return 1
-        return max(1, min(int(TARGET_S / max(self._call_s, 1e-9)), _GROWTH * self._largest))
-
-    def observe(self, size: int, run_s: float, trip_s: float) -> None:
-        """Record how long a batch ran on its node, and how long it took from dispatch to result."""
-        call_s = max(run_s, _WAY * trip_s) / size
-        self._call_s = call_s if self._call_s is None else self._call_s + _WEIGHT * (call_s - self._call_s)
-        self._largest = max(self._largest, size)
-
-
 class Flow:
     """The batches of one call of a `Parallel`. Results are handed over in a separate thread, one at a time: joblib
     requests the next batch there, which runs the user's generator of calls.
@@ -182,12 +151,11 @@ class Flow:
         parallel, call: the `Parallel`, and the number of its call.
         limit: number of batches that may run concurrently; None for as many as the pool accepts.
         send: starts a batch.
-        size: updated from the batches.
     """
 
-    def __init__(self, parallel: Any, call: str | None, limit: int | None, send: Send, size: BatchSize) -> None:
+    def __init__(self, parallel: Any, call: str | None, limit: int | None, send: Send) -> None:
         self.parallel, self.call = parallel, call
-        self._limit, self._send, self._size = limit, send, size
+        self._limit, self._send = limit, send
         self._guard = threading.Lock()
         self._waiting: deque[_Batch] = deque()
         self._running: dict[_Batch, Sent | None] = {}
@@ -205,7 +173,6 @@ class Flow:
         return batch.outcome
 
     def _launch(self, batch: _Batch) -> None:
-        batch.sent_at = time.perf_counter()
         try:
             sent = self._send(batch.calls)
         except Exception as error:  # pickling of third-party objects may raise anything
@@ -234,9 +201,7 @@ class Flow:
             self._launch(following)
         error = sent.exception()
         if error is None:
-            results, run_s = sent.result()
-            self._size.observe(len(results), run_s, time.perf_counter() - batch.sent_at)
-            batch.outcome.set_result(results)
+            batch.outcome.set_result(sent.result())
         else:
             batch.outcome.set_exception(error)
         if batch.callback is not None:
@@ -259,7 +224,6 @@ class _Batch:
     def __init__(self, calls: BatchedCalls, callback: Callback | None) -> None:
         self.calls, self.callback = calls, callback
         self.outcome: Future[list[Any]] = Future()
-        self.sent_at = 0.0
 
 
 class _Filters:

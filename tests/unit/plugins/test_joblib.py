@@ -178,8 +178,8 @@ def test_other_versions_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> 
     _joblib._compare.cache_clear()
 
     for _ in range(3):
-        assert _joblib.run_batch([(max, (1, 2), {})], 1, theirs)[0] == [2]
-    assert _joblib.run_batch([(max, (1, 2), {})], 1, (("joblib", f"{joblib.__version__}.post1"),))[0] == [2]
+        assert _joblib.run_batch([(max, (1, 2), {})], 1, theirs) == [2]
+    assert _joblib.run_batch([(max, (1, 2), {})], 1, (("joblib", f"{joblib.__version__}.post1"),)) == [2]
 
     told = capsys.readouterr().err
     assert told.count("this node has joblib") == 1

@@ -21,7 +21,7 @@ from sklearn.utils.parallel import delayed as sklearn_delayed
 
 from skyward.errors import PoolClosedError
 from skyward.plugins import _joblib, _joblib_backend
-from skyward.plugins._joblib_backend import BatchSize, SkywardBackend, parallel_on
+from skyward.plugins._joblib_backend import SkywardBackend, parallel_on
 from skyward.wire import payload
 
 
@@ -173,7 +173,7 @@ def test_long_calls_travel_alone(make: Callable[[int], FakePool]) -> None:
     pool = make(2)
 
     with on(pool):
-        Parallel()(delayed(time.sleep)(0.06) for _ in range(6))
+        Parallel()(delayed(time.sleep)(0.3) for _ in range(6))
 
     assert set(pool.batches) == {1}
 
@@ -356,41 +356,3 @@ def test_filters_of_classes_that_nodes_do_not_have_are_left_out(
     assert len(found) == len(expected) - 1
     assert [entry[2].__name__ for entry in found[:2]] == ["UnicodeWarning", "ResourceWarning"]
     assert found[0][1].pattern == "some text"
-
-
-# sizes of batches ----------------------------------------------------------------------------------------------------
-
-
-def sizes_for(call_s: float, trip_s: Callable[[int], float]) -> list[int]:
-    """The sizes of successive batches of calls that take so long, and so long to be sent."""
-    size, sizes = BatchSize(), []
-    for _ in range(12):
-        sizes.append(size.next())
-        size.observe(sizes[-1], sizes[-1] * call_s, trip_s(sizes[-1]))
-    return sizes
-
-
-def test_batches_grow_to_what_runs_for_a_while() -> None:
-    """By a factor of 8 at most, until one runs for 50 ms; a slow way to the node does not keep them small."""
-    near = sizes_for(0.0002, lambda size: 0.001 + size * 0.0002)
-    assert near[:3] == [1, 8, 64]
-    assert 240 <= near[-1] <= 250
-    assert sizes_for(0.0002, lambda size: 0.02 + size * 0.0002)[-1] > 200
-    assert max(sizes_for(0.1, lambda size: size * 0.1)) == 1
-
-
-def test_batches_stay_small_where_sending_them_is_what_takes_long() -> None:
-    """Calls that do little with much data: a batch is on its way for 0.2 s at most."""
-    assert max(sizes_for(0.00001, lambda size: size * 0.01)) <= 20
-
-
-def test_batches_shrink_when_calls_turn_out_to_be_long() -> None:
-    """The first were quick; those that follow take a second each."""
-    size = BatchSize()
-    for _ in range(8):
-        size.observe(size.next(), size.next() * 1e-5, size.next() * 1e-5)
-    assert size.next() > 1000
-
-    size.observe(size.next(), float(size.next()), float(size.next()))
-
-    assert size.next() == 1
