@@ -51,7 +51,7 @@ D = TypeVar("D")
 E = TypeVar("E")
 F = TypeVar("F")
 
-_METHODS = ("run", "broadcast", "run_async", "run_parallel", "run_stream")
+_METHODS = ("_run", "_broadcast", "_run_async", "_run_parallel", "_run_stream")
 _HOW_TO_RUN = "Give it to a pool: `{} >> pool`; `.local(...)` of the function runs it in this process."
 _OF_OTHERS = ("apply_async", "delay", "remote", "spawn", "submit")  # methods of other libraries that send calls
 _SHAPES = 64  # cached argument shapes of a function; with *args or **kwargs there is no limit to them
@@ -112,11 +112,11 @@ class PendingCompute(Generic[R_co]):
         """Run once, on one node, and return or raise what the function does (an iterator for a generator function)."""
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         self._used = True
-        result = _sent(_resolve(target, self, ">>").run, self)
+        result = _sent(_resolve(target, self, ">>")._run, self)
         if result is NotImplemented:
             raise TypeError(
                 f"{self!r} returned NotImplemented, which an operator of Python cannot give: it stands for an operator "
-                "that does not exist. Use `pool.run(call)`, or return something else."
+                "that does not exist. Return something else."
             )
         return result
 
@@ -124,13 +124,13 @@ class PendingCompute(Generic[R_co]):
         """Run once on every node, and return the results as a list indexed by node."""
         __tracebackhide__ = True
         self._used = True
-        return _sent(_resolve(target, self, "@").broadcast, self)
+        return _sent(_resolve(target, self, "@")._broadcast, self)
 
     def __gt__(self, target: Destination) -> Future[R_co]:
         """Run once, on one node, in the background."""
         __tracebackhide__ = True
         self._used = True
-        return _sent(_resolve(target, self, ">").run_async, self)
+        return _sent(_resolve(target, self, ">")._run_async, self)
 
     @overload
     def __and__(self, other: PendingCompute[S]) -> Group[R_co, S]: ...
@@ -193,7 +193,7 @@ class Group(Generic[*Ts]):
         """Run all calls concurrently on the pool's nodes and return their results; raise the first error."""
         pool = _resolve(target, self, ">>")
         __tracebackhide__ = True
-        results: Any = _sent(pool.run_parallel, self.calls) if self.calls else ()
+        results: Any = _sent(pool._run_parallel, self.calls) if self.calls else ()
         return results  # type: ignore[no-any-return]
 
     @overload
@@ -231,7 +231,7 @@ class Stream(Generic[R_co]):
     def __rshift__(self, target: Destination) -> Iterator[R_co]:
         """Run all calls concurrently; return an iterator over the results, which raises in place of a failed call's."""
         pool = _resolve(target, self, ">>")
-        return pool.run_stream(self.calls, ordered=self.ordered) if self.calls else iter(())
+        return pool._run_stream(self.calls, ordered=self.ordered) if self.calls else iter(())
 
     if not TYPE_CHECKING:  # see PendingCompute
         __matmul__, __gt__ = _refuse_matmul, _refuse_gt

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import reprlib
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -136,9 +135,6 @@ class CallRunner:
         return self._in_background(task)
 
     def _task(self, call: Call[Any]) -> Task:
-        if not hasattr(call, "kwargs"):
-            what = f"the function {call!r}, not called" if callable(call) else reprlib.repr(call)
-            raise TypeError(f"A pool runs calls, such as `f(1)` of a compute function f; found {what}.")
         function = self.functions.get(call.fn)
         data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=function.name)
         timeout = call.timeout if call.timeout is not None else self.default_timeout_s

@@ -327,10 +327,8 @@ def checked_names(init: C) -> C:
     def checked(*args: Any, **given: Any) -> None:
         for value in args[2:]:
             meant = "nodes" if isinstance(value, int | tuple | Nodes) else "image" if isinstance(value, Image) else ""
-            remedy = f"write {meant}={value!r}" if meant else "write its name before it, as in nodes=2"
-            raise ConfigError(
-                f"ComputePool takes the provider alone without a name; found {value!r} after it: {remedy}."
-            )
+            remedy = f"Pass {value!r} as {meant}={value!r}." if meant else f"Pass {value!r} by its name, as in nodes=2."
+            raise ConfigError(f"ComputePool takes one positional argument, the provider. {remedy}")
         for name in given:
             if name in _OF_ELASTIC_POOLS:
                 raise ConfigError(f"{name}= is not supported by any provider.")

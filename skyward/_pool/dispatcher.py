@@ -256,7 +256,7 @@ class Dispatcher:
         with self._lock:
             task = worker.outstanding.get(call) if self._closed is None and worker.alive else None
         if task is not None:
-            worker.end(f"{task.function.name}() was to be stopped there and did not heed that for {GRACE_S:g} s")
+            worker.end(f"{task.function.name}() ignored a stop request for {GRACE_S:g} s")
 
     # periodic work, while there are calls ----------------------------------------------------------------------
 

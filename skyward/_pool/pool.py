@@ -384,7 +384,7 @@ class ComputePool(Facts, CallsOnly):
 
     # calls -----------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call[R]) -> R:
+    def _run(self, call: Call[R]) -> R:
         """Run a call on one node and return its result; the same as `call >> pool`.
 
         Raises:
@@ -392,7 +392,7 @@ class ComputePool(Facts, CallsOnly):
         """
         return self._opened().run(call)
 
-    def broadcast(self, call: Call[R]) -> list[R]:
+    def _broadcast(self, call: Call[R]) -> list[R]:
         """Run a call once on every rank and return the results by rank; the same as `call @ pool`.
 
         There is one rank per node unless `Worker(per_node=...)` sets another number. The first error of any rank is
@@ -407,18 +407,18 @@ class ComputePool(Facts, CallsOnly):
         self._table.wait_whole()
         return calls.broadcast(call)
 
-    def run_async(self, call: Call[R]) -> Future[R]:
+    def _run_async(self, call: Call[R]) -> Future[R]:
         """Run a call in the background; the same as `call > pool`. Cancelling the future stops the call."""
         return self._opened().run_async(call)
 
-    def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
+    def _run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
         """Run calls concurrently on whichever nodes are free; return the results in the order of the calls.
 
         The first error of any call is raised; the others are stopped.
         """
         return self._opened().run_parallel(calls)
 
-    def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool = True) -> Iterator[Any]:
+    def _run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool = True) -> Iterator[Any]:
         """Run calls concurrently; yield results as they arrive, or in the order of the calls if `ordered`.
 
         An error is raised in place of its result. The remaining calls are then stopped, as when the iterator is closed.

@@ -30,23 +30,23 @@ class Call(Protocol[R_co]):
 class Target(Protocol):
     """Anything calls can be sent to."""
 
-    def run(self, call: Call[R_co]) -> R_co:
+    def _run(self, call: Call[R_co]) -> R_co:
         """Run once, on one node."""
         ...
 
-    def broadcast(self, call: Call[R_co]) -> list[R_co]:
+    def _broadcast(self, call: Call[R_co]) -> list[R_co]:
         """Run once on every node; the list's index is the node."""
         ...
 
-    def run_async(self, call: Call[R_co]) -> Future[R_co]:
+    def _run_async(self, call: Call[R_co]) -> Future[R_co]:
         """Run in the background."""
         ...
 
-    def run_parallel(self, calls: tuple[Call[Any], ...]) -> tuple[Any, ...]:
+    def _run_parallel(self, calls: tuple[Call[Any], ...]) -> tuple[Any, ...]:
         """Run all concurrently; return the results in the order of the calls."""
         ...
 
-    def run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool) -> Iterator[Any]:
+    def _run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool) -> Iterator[Any]:
         """Run all concurrently; yield results as they arrive, in the order of the calls if `ordered`."""
         ...
 
@@ -82,7 +82,8 @@ class OpenPool(Protocol):
 # names from pools and functions of other libraries, and what to write instead
 _OF_OTHERS = {
     **dict.fromkeys(("submit", "apply_async", "spawn"), "For a future write `f(x) > pool`."),
-    **dict.fromkeys(("apply", "call", "remote"), "Write `f(x) >> pool`."),
+    **dict.fromkeys(("apply", "call", "remote", "run"), "Write `f(x) >> pool`."),
+    "broadcast": "Write `f(x) @ pool`.",
     **dict.fromkeys(("imap", "imap_unordered"), "Write `sky.gather(*calls, stream=True) >> pool`."),
     **dict.fromkeys(("starmap", "gather"), "Write `sky.gather(*calls) >> pool`, with calls such as `f(1, 2)`."),
     **dict.fromkeys(("shutdown", "stop", "terminate"), "The end of the `with` block, or `close()`, ends it."),

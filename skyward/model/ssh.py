@@ -53,7 +53,7 @@ _KNOWN = (
     (r"could not resolve hostname|name or service not known", "the name cannot be resolved. Check its spelling."),
     (
         r"connection (refused|timed out|closed|reset)|no route to host|network is unreachable|operation timed out",
-        "no SSH connection came about. Check address, port and network.",
+        "the SSH connection failed. Check address, port and network.",
     ),
 )
 

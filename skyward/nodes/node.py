@@ -301,7 +301,7 @@ def exit_of(code: int, *, oom: bool = False) -> Exit:
     if oom:
         text = "was killed by the kernel because it used more memory than it may (out of memory)"
     elif number in names:
-        text = f"was ended by signal {number} ({names[number]})"
+        text = f"was killed ({names[number]})"
     else:
         number, text = None, f"ended with exit status {code}"
     return Exit(code=code, signal=number, oom=oom, text=text)

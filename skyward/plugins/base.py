@@ -255,5 +255,5 @@ def _not_a_plugin(found: object) -> str:
         return f"is the text {found!r}; write sky.plugins.{found}()."
     if callable(found):
         name = getattr(found, "__name__", type(found).__name__)
-        return f"is {name!r} itself, which makes a plugin when called: write {name}() with parentheses."
+        return f"is a function; call it: {name}()."
     return f"is a {type(found).__name__}, not a plugin; write something like sky.plugins.torch()."

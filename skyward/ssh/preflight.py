@@ -48,11 +48,13 @@ class Finding:
 
 
 def refuse(findings: Sequence[Finding], total: int) -> None:
-    """Raise ProviderError with one table of all findings; do nothing if there are none."""
+    """Raise ProviderError with all findings, several as a table; do nothing if there are none."""
     if not findings:
         return
+    if len(findings) == 1:
+        raise ProviderError(f"{findings[0].host} cannot be used: {findings[0].text}")
     bad = len({finding.host for finding in findings})
-    raise ProviderError(f"{bad} of {total} hosts cannot be used, and nothing was changed on any:\n{table(findings)}")
+    raise ProviderError(f"{bad} of {total} hosts cannot be used. Nothing was changed on them.\n{table(findings)}")
 
 
 def table(findings: Sequence[Finding]) -> str:
@@ -158,8 +160,8 @@ def check_disk(host: str, free: int | None, needed: int) -> list[Finding]:
     if free is None or free >= wanted:
         return []
     text = (
-        f"The image takes {readable(needed)}, and while it is unpacked {readable(wanted)}; the engine's disk has "
-        f"{readable(free)} left. Free some, for example with `docker system prune`."
+        f"Too little disk space. The image needs {readable(wanted)} while it is unpacked; {readable(free)} are free. "
+        "Free some, for example with `docker system prune`."
     )
     return [Finding(host, "disk", text)]
 

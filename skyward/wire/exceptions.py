@@ -85,10 +85,8 @@ class Record(NamedTuple):
         if self.ordinary:
             message = f"The function raised {said} (which cannot be raised here as itself: {self.problem})."
         else:
-            message = (
-                f"The function was left by {said}, which ends a process and is therefore not passed on. "
-                "A function ends by returning or by raising an ordinary exception."
-            )
+            left = f"called sys.exit({self.text})" if self.type_name == "SystemExit" else f"raised {said}"
+            message = f"The function {left}, which would end the process. Raise an ordinary exception instead."
         error = RemoteError(message, type_name=self.type_name, traceback=self.trace)
         self.complete(error)
         return error
@@ -185,7 +183,9 @@ def _class_name(error: BaseException) -> str:
 
 def _text(value: object) -> str:
     """Return the text of an exception, or of a note, as a plain string."""
-    return tried(lambda: str.__str__(str(value)), lambda problem: f"<its text cannot be had: {type(problem).__name__}>")
+    return tried(
+        lambda: str.__str__(str(value)), lambda problem: f"<its text is unavailable: {type(problem).__name__}>"
+    )
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:

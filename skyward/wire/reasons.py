@@ -23,10 +23,7 @@ _NO_GPU = re.compile(
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device"
 )
 _NO_GROUP = re.compile(r"Default process group has not been initialized")
-_STAYS = (
-    "Locks, connections, open files and threads stay where they are: make it where it is used, or give what it is made "
-    "of."
-)
+_STAYS = "Locks, connections, open files and threads cannot be sent. Create them inside the function."
 
 
 # unpicklable values ---------------------------------------------------------------------------------------------------

@@ -189,5 +189,5 @@ def test_a_pool_ends_when_its_budget_is_spent(cloud: Cloud, capsys: pytest.Captu
     told = capsys.readouterr().err
     assert "of its budget of" in told
     assert "its machines will be ended in about" in told
-    assert "is being replaced" not in told
+    assert "Starting a replacement" not in told
     gc.collect()  # a socket that was forgotten is found here, and not in another test

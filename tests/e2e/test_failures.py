@@ -135,7 +135,7 @@ def test_leaving_a_function_ends_neither_worker_nor_client(
     """`sys.exit()` and what else is no `Exception` is reported as an error; the process goes on."""
     target = pool if kind == "one slot" else threads_pool
     before = set(where() @ target)
-    with pytest.raises(RemoteError, match="ends a process and is therefore not passed on") as caught:
+    with pytest.raises(RemoteError, match="which would end the process") as caught:
         fails(LEAVINGS[leaving]) >> target
     assert caught.value.type_name.rpartition(".")[2] == leaving
     assert set(where() @ target) == before

@@ -156,12 +156,8 @@ def test_decorator_forms(provider_name: str) -> None:
     assert main(3) == [6, 6]
 
 
-def test_methods(pool: sky.ComputePool) -> None:
-    """The methods do what the operators do; `map` keeps the order of the items."""
-    assert pool.run(double(2)) == 4
-    assert pool.broadcast(double(2)) == [4, 4]
-    assert pool.run_async(double(2)).result(60) == 4
-    assert pool.run_parallel((double(1), double(2))) == (2, 4)
+def test_map(pool: sky.ComputePool) -> None:
+    """It keeps the order of the items."""
     assert pool.map(double, range(50)) == [2 * n for n in range(50)]
     assert pool.map(lambda x: x + 1, [1, 2]) == [2, 3]
     assert pool.map(pow, [2, 3, 4], (2, 3)) == [4, 27]  # as the builtin `map` does

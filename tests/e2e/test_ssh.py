@@ -245,7 +245,7 @@ def test_an_unknown_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path)
     nobody = tmp_path / "known_hosts"
     nobody.touch()
     said = refusal(ssh(known_hosts=nobody))
-    assert said.startswith("3 of 3 hosts cannot be used, and nothing was changed on any:\n")
+    assert said.startswith("3 of 3 hosts cannot be used. Nothing was changed on them.\n")
     assert said.count("Its host key is not known here.") == 3
 
 
@@ -256,8 +256,7 @@ def test_a_changed_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path) 
     changed = tmp_path / "known_hosts"
     changed.write_text("\n".join([lines[0], " ".join([*second[:2], first[2]]), lines[2]]) + "\n")
     said = refusal(ssh(known_hosts=changed))
-    assert "1 of 3 hosts" in said
-    assert f"{stand.host(2).login}  ssh  Its host key is not the one that is known here" in said
+    assert f"{stand.host(2).login} cannot be used: Its host key is not the one that is known here" in said
 
 
 def test_a_wrong_key_is_refused(ssh: Make, tmp_path: Path) -> None:
@@ -272,9 +271,9 @@ def test_a_host_without_an_engine_is_named(ssh: Make, stand: Stand) -> None:
     host = stand.host(3)
     faults.kill_engine(host)
     try:
-        assert f"{host.login}  engine  Its engine does not answer." in refusal(ssh())
+        assert f"{host.login} cannot be used: Its engine does not answer." in refusal(ssh())
         host.run("rm", "/run/docker.sock")
-        assert f"{host.login}  engine  No Docker engine listens at /var/run/docker.sock." in refusal(ssh())
+        assert f"{host.login} cannot be used: No Docker engine listens at /var/run/docker.sock." in refusal(ssh())
     finally:
         faults.start_engine(host)
 
@@ -291,7 +290,7 @@ def test_a_host_of_another_architecture_is_named(ssh: Make, stand: Stand, tmp_pa
         said = refusal(ssh(known_hosts=known))
     finally:
         host.run("rm", "/usr/local/bin/uname")
-    assert said.startswith("2 of 3 hosts cannot be used, and nothing was changed on any:\n")
+    assert said.startswith("2 of 3 hosts cannot be used. Nothing was changed on them.\n")
     assert f"{stand.host(2).login}  ssh           Its host key is not known here." in said
     assert f"{host.login}  architecture  It is Linux aarch64, and the image is for linux/amd64." in said
     assert refusal(ssh(), architecture="arm64").count("the image is for linux/arm64") == 3
@@ -303,8 +302,8 @@ def test_a_host_whose_disk_is_full_is_named(ssh: Make, stand: Stand, monkeypatch
     faults.fill_disk(host, 60)
     try:
         said = refusal(ssh())
-        assert f"{host.login}  disk  The image takes" in said
-        assert re.search(r"has 6\d(\.\d)? MB left", said)
+        assert f"{host.login} cannot be used: Too little disk space" in said
+        assert re.search(r"6\d(\.\d)? MB are free", said)
         monkeypatch.setattr("skyward.ssh.preflight._UNPACKED", 0)
         monkeypatch.setattr("skyward.ssh.preflight._SPARE_BYTES", 0)
         with pytest.raises(EngineError, match=rf"{host.login}.*no space left on device") as caught:

@@ -246,7 +246,7 @@ def test_exceptions_and_results_that_end_processes_are_errors_of_their_calls(fre
         lambda: (functions.raises_what_exits() > fresh).result(60),
     ]
     for call in raising:
-        with pytest.raises(RemoteError, match=r"raised .*Exits: <its text cannot be had: SystemExit>"):
+        with pytest.raises(RemoteError, match=r"raised .*Exits: <its text is unavailable: SystemExit>"):
             call()
     returning: list[Callable[[], object]] = [
         lambda: functions.returns_what_exits() >> fresh,

@@ -90,19 +90,19 @@ class Workload:
 
     def _one(self, op: Op) -> None:
         token = op.tokens[0]
-        self._expect(op, token, lambda: self.pool.run(self._call(op, token)))
+        self._expect(op, token, lambda: self.pool._run(self._call(op, token)))
 
     def _raise(self, op: Op) -> None:
         call = Call(fail, (op.tokens[0], op.seconds), {}, op.timeout, op.retries)
-        self._expect(op, op.tokens[0], lambda: self.pool.run(call), raises=True)
+        self._expect(op, op.tokens[0], lambda: self.pool._run(call), raises=True)
 
     def _hold(self, op: Op) -> None:
         call = Call(hold, (op.tokens[0], op.seconds * 4), {}, op.timeout, op.retries)
-        self._expect(op, op.tokens[0], lambda: self.pool.run(call), returned=0, lines=0)
+        self._expect(op, op.tokens[0], lambda: self.pool._run(call), returned=0, lines=0)
 
     def _gather(self, op: Op) -> None:
         try:
-            got = self.pool.run_parallel([self._call(op, token) for token in op.tokens])
+            got = self.pool._run_parallel([self._call(op, token) for token in op.tokens])
         except Exception as error:
             self._error(op, op.tokens, error)
         else:
@@ -112,7 +112,7 @@ class Workload:
     def _arriving(self, op: Op) -> None:
         got: list[Any] = []
         try:
-            got.extend(self.pool.run_stream([self._call(op, t) for t in op.tokens], ordered=op.count == 0))
+            got.extend(self.pool._run_stream([self._call(op, t) for t in op.tokens], ordered=op.count == 0))
         except Exception as error:
             self._error(op, op.tokens, error)
         else:
@@ -122,7 +122,7 @@ class Workload:
 
     def _background(self, op: Op) -> None:
         try:
-            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens]
+            futures = [self.pool._run_async(self._call(op, token)) for token in op.tokens]
         except SkywardError as error:
             self._error(op, op.tokens, error)
             return
@@ -134,7 +134,7 @@ class Workload:
         over = threads.Semaphore(0)
         half = len(op.tokens) // 2
         try:
-            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens[:half]]
+            futures = [self.pool._run_async(self._call(op, token)) for token in op.tokens[:half]]
         except SkywardError as error:
             self._error(op, op.tokens, error)
             return
@@ -142,7 +142,7 @@ class Workload:
 
             def follow(_future: Any, token: int = token) -> None:
                 try:
-                    self._expect(op, token, lambda: self.pool.run(self._call(op, token)))
+                    self._expect(op, token, lambda: self.pool._run(self._call(op, token)))
                 finally:
                     over.release()
                 if op.count == 0:
@@ -157,7 +157,7 @@ class Workload:
     def _cancel(self, op: Op) -> None:
         k = kernel.K
         try:
-            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens]
+            futures = [self.pool._run_async(self._call(op, token)) for token in op.tokens]
         except SkywardError as error:
             self._error(op, op.tokens, error)
             return
@@ -182,7 +182,7 @@ class Workload:
         call = Call(items, (op.tokens[0], op.count, op.seconds * 0.1), {}, op.timeout, op.retries)
         got: list[Any] = []
         try:
-            stream = self.pool.run(call)
+            stream = self.pool._run(call)
             got.extend(itertools.islice(stream, take))
             if len(got) < take:
                 kernel.K.fail(f"stream {op.tokens[0]} ended after {len(got)} of {op.count} items")
@@ -205,7 +205,7 @@ class Workload:
         token = op.tokens[0]
         call = Call(fn, (token, op.seconds, gathers, op.fails_on, op.telling_s), {}, op.timeout, op.retries)
         try:
-            got = self.pool.broadcast(call)
+            got = self.pool._broadcast(call)
         except Exception as error:
             self._error(op, op.tokens, error, raises=bool(op.fails_on) and gathers > 0, broadcast=True)
             return

@@ -37,7 +37,7 @@ def completed(code: str) -> set[str]:
         ("sky.ComputePool(", {f"{name}=" for name in signature(sky.ComputePool).parameters} - {"others="}),
         ("sky.plugins.torch(", {"backend=", "cuda=", "version=", "vision=", "audio="}),
         ("sky.Image().", {"pip_install", "with_env", "run_commands"}),
-        ("with sky.ComputePool() as pool:\n    pool.", {"run", "map", "broadcast", "stages", "is_active"}),
+        ("with sky.ComputePool() as pool:\n    pool.", {"map", "stats", "stages", "is_active"}),
     ],
     ids=["root", "plugins", "integrations", "pool", "plugin", "value", "object"],
 )

@@ -217,9 +217,9 @@ def test_source_lines_are_added_where_only_this_side_has_them(tmp_path: Path) ->
     [
         (Unpicklable(), r"raised .*Unpicklable: holds a lock \(which cannot be raised here as itself: TypeError.*lock"),
         (NotRebuilt("x"), "Its class makes a str of it"),
-        (SystemExit(3), "left by SystemExit: 3, which ends a process"),
-        (KeyboardInterrupt(), "left by KeyboardInterrupt, which"),
-        (GeneratorExit(), "left by GeneratorExit"),
+        (SystemExit(3), "called sys.exit"),
+        (KeyboardInterrupt(), "raised KeyboardInterrupt, which"),
+        (GeneratorExit(), "raised GeneratorExit"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -41,7 +41,7 @@ TORCH = sky.plugins.torch()
         ({"provider": sky.Image(pip=["numpy"])}, r"found an image: write image=sky\.Image\(\.\.\.\)"),
         ({"provider": len}, r"found <built-in function len>"),
         ({"plugins": TORCH}, r"takes a list such as \[sky\.plugins\.torch\(\)\]"),
-        ({"plugins": [sky.plugins.torch]}, r"write torch\(\) with parentheses"),
+        ({"plugins": [sky.plugins.torch]}, r"is a function; call it: torch\(\)"),
         ({"plugins": ["torch"]}, r"write sky\.plugins\.torch\(\)"),
         ({"plugins": "torch"}, r"takes a list such as \[sky\.plugins\.torch\(\)\]"),
         ({"plugins": [TORCH, TORCH]}, r"both named 'torch'; list it once"),

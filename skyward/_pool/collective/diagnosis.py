@@ -292,8 +292,8 @@ def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
     """Return the error of a call in which some ranks wait for others that have returned."""
     gone = ", ".join(found.names[rank] for rank in sorted(found.returned))
     return CollectiveHangError(
-        f"{found.function}() would not have ended: {gone} had returned, while all others waited for a rank to join "
-        f"them, without moving for {STUCK_S:g} s. Every rank must make the same collective calls. They were stopped:\n"
+        f"{found.function}() deadlocked: {gone} returned while the other ranks waited in a collective for "
+        f"{STUCK_S:g} s. Every rank must make the same collective calls. They were stopped:\n"
         f"{found.accounts()}",
         returned=tuple(sorted(found.returned)),
         waiting=tuple(waiting),

@@ -145,7 +145,7 @@ class NodeManager:
         for node in early:
             self._record.event("node_ready", node=node.index, host=node.host.name)
             if node.gone is not None:
-                self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
+                self._replace(node, f"{node.gone.text.rstrip('.')}. Starting a replacement.")
 
     # starting a node for an index ------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class NodeManager:
             if slot.node is not node or slot.is_starting or self._table.closed.is_set():
                 return  # the thread that starts it detects the loss
             slot.start_again()
-        self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
+        self._replace(node, f"{node.gone.text.rstrip('.')}. Starting a replacement.")
 
     def preempted(self, notice: PreemptionNotice) -> None:
         """Drain the node of a host that is about to be removed, and request another one immediately."""

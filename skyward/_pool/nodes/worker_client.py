@@ -48,10 +48,11 @@ class Fate(Enum):
 
 
 _DOING = {Fate.WAITED: "waited there", Fate.RAN: "ran there", Fate.MAY_HAVE_RUN: "had been sent there"}
-_IN_DOUBT = (
-    " Whether {name}() has run is not known, and it is not called again, since its function does not say that it may "
-    "run twice (@sky.compute(retries=1))."
-)
+_ADVICE = {
+    Fate.WAITED: "",
+    Fate.RAN: " @sky.compute(retries=1) runs such calls again.",
+    Fate.MAY_HAVE_RUN: " {name}() may have run; it was not retried. Allow retries with @sky.compute(retries=1).",
+}
 LostError = Callable[[Task, Fate], SkywardError]  # creates the error of a call that is lost with its worker
 
 
@@ -159,7 +160,7 @@ class WorkerClient:
             pass  # its reader fails too, asks the node for the reason and settles its calls
 
     def end(self, why: str) -> None:
-        """End the process, which its agent restarts. `why` completes "the pool ended it, because"."""
+        """End the process, which its agent restarts. `why` completes "killed:"."""
         self.ordered_to_end = self.ordered_to_end or why
         with suppress(WireError):  # the agent's reader fails too
             self._agent.post(Frame(Kind.KILL, 0, encode({"worker": self.index, "generation": self.generation})))
@@ -188,33 +189,37 @@ class WorkerClient:
 
         def lost(task: Task, fate: Fate) -> WorkerLostError:
             name = task.function.name
-            doubt = _IN_DOUBT.format(name=name) if fate is Fate.MAY_HAVE_RUN else ""
-            return self.lost(report, gone, f"{name}() {_DOING[fate]}", doubt)
+            advice = "" if task.retries else _ADVICE[fate].format(name=name)
+            return self.lost(report, gone, f"{name}() {_DOING[fate]}", advice)
 
         return lost
 
-    def lost(self, report: Mapping[str, Any] | None, gone: Exit | None, doing: str, doubt: str = "") -> WorkerLostError:
+    def lost(
+        self, report: Mapping[str, Any] | None, gone: Exit | None, doing: str, advice: str = ""
+    ) -> WorkerLostError:
         """Return the error that reports its end.
 
         Args:
             report: its agent's report; None if the whole node is lost.
             gone: how the node ended.
             doing: clause that names what was lost with it.
-            doubt: further sentence of the message.
+            advice: further sentences of the message.
         """
         facts: Mapping[str, Any] = report or {}
         if report is None:
             gone = gone or Exit(code=None)
             facts = {"code": gone.code, "signal": gone.signal, "oom": gone.oom}
-            subject = f"Node {self.node} was lost"
             how = gone.text or _ended(facts)
+            subject = f"Node {self.node} was lost"
+            if gone.signal is not None:  # the text is "was killed (SIGKILL)"
+                subject, how = f"Node {self.node} {gone.text}", ""
         else:
             rank = "" if self.is_one_of_several_ranks else f" (rank {self.rank})"  # those name it themselves
             subject = f"The worker process on {self}{rank} ended"
-            how = f"the pool ended it, because {self.ordered_to_end}" if self.ordered_to_end else _ended(facts)
+            how = f"killed: {self.ordered_to_end}" if self.ordered_to_end else _ended(facts)
         heard = tuple(self.tail)
         lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
-        message = f"{subject} while {doing}: {how}.{doubt}"
+        message = f"{subject} while {doing}" + (f": {how}." if how else ".") + advice
         if lines:
             message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
         return WorkerLostError(

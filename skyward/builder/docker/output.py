@@ -229,7 +229,7 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     layer, log, tail = progress.failed, progress.log, _tail(progress)
     if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(progress.ending):
         return ImageNotFoundError(
-            f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be "
+            f"The builder cannot get the base image {plan.base!r}. Check the name; where no registry can be "
             f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
         )
     origin = _origin(plan, progress, log)
@@ -316,7 +316,7 @@ def _general_advice(log: str, ending: str, exit_code: int) -> str:
         )
     name = _missing_package(log)
     if name and not _NO_LISTS.search(log):
-        return f"No package {name!r} that fits is to be had. Check its name and version, and where it should come from."
+        return f"No version of {name!r} satisfies the requirements. Check its name, its version and the package index."
     if _CONFLICT.search(log):
         return "The requirements contradict each other, as the lines below say. Loosen one of them."
     if _CERTIFICATE.search(log):

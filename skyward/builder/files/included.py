@@ -362,6 +362,6 @@ def _credentials(name: str, path: Path) -> str | None:
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path} is to be sent to other machines, but cannot be read: {error.strerror}. Make it readable, or leave it "
-        "out (excludes=[...])."
+        f"{path} cannot be sent to other machines, because it cannot be read: {error.strerror}. Make it readable, or "
+        "leave it out (excludes=[...])."
     )

@@ -351,7 +351,7 @@ class PodProcess(ClaimedProcess):
                     return documents.how_ended(document, events, code)
                 time.sleep(_ASK_S)
         except ProviderError as error:
-            return Exit(code=code, text=f"is lost: its connection ended, and the cluster cannot be asked ({error})")
+            return Exit(code=code, text=f"is lost: its connection ended, and the cluster did not answer ({error})")
 
 
 class PodAccess(NodeAccess):

@@ -273,7 +273,7 @@ class ClusterFacts:
         if not found:
             states = ", ".join(dict.fromkeys(known[each].state for each in wanted))
             raise ProviderError(
-                f"Partition {','.join(wanted)} of {self.login} takes no jobs: it is {states}. Others: {names}."
+                f"Partition {','.join(wanted)} of {self.login} rejects jobs: it is {states}. Others: {names}."
             )
         return replace(found[0], gres="\n".join(each.gres for each in found))
 

@@ -30,7 +30,7 @@ _NEVER = re.compile(
 )
 _ADVICE = {
     "PartitionConfig": "No node of the partition has what the job asks for: see cpu=, memory_gb= and accelerator=.",
-    "PartitionNodeLimit": "The partition takes no jobs of one node; name another one with partition=.",
+    "PartitionNodeLimit": "The partition rejects single-node jobs. Name another one with partition=.",
     "PartitionTimeLimit": "time= is longer than the partition allows; `sinfo` shows its limit.",
     "InvalidAccount": "Name an account that may run jobs here with account=.",
     "AccountNotAllowed": "Name an account that may use the partition with account=.",

@@ -121,12 +121,12 @@ def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str
 def test_a_place_that_cannot_be_asked_is_an_event_too(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 6, and who reads the output alone learns of it."""
     assert main([*command, "--at", "ssh://no-such-host.invalid"]) == 6
-    said = "no-such-host.invalid did not answer: 1 of 1 hosts cannot be used"
+    said = "no-such-host.invalid did not answer: no-such-host.invalid cannot be used"
     assert said in capsys.readouterr().err
     assert main([*command, "--json", "--at", "ssh://no-such-host.invalid"]) == 6
     (told,) = (each for each in events(capsys.readouterr().out) if each["event"] == "error")
     assert (told["where"], told["kind"]) == ("no-such-host.invalid", "ProviderError")
-    assert "1 of 1 hosts cannot be used" in told["message"]
+    assert "no-such-host.invalid cannot be used" in told["message"]
 
 
 def test_what_is_rented_is_shown_with_its_cost(

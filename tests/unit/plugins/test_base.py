@@ -103,7 +103,7 @@ def torch() -> Plugin:
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [
-        (torch, r"plugins\[0\] is 'torch' itself.*write torch\(\) with parentheses"),
+        (torch, r"plugins\[0\] is a function; call it: torch\(\)"),
         ("torch", r"plugins\[0\] is the text 'torch'; write sky\.plugins\.torch\(\)"),
         (None, r"plugins\[0\] is a NoneType, not a plugin"),
     ],

@@ -176,7 +176,7 @@ def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch
     failure = call.error()
     assert isinstance(failure, CollectiveHangError)
     assert (failure.returned, failure.waiting) == ((0,), (1,))
-    assert "rank 0 (node 0) had returned, while all others waited" in str(failure)
+    assert "rank 0 (node 0) returned while the other ranks waited" in str(failure)
     assert "line 88, in train" in str(failure)
 
 

@@ -34,7 +34,7 @@ def test_what_is_no_duration_is_refused(given: Any, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 42, "a b", "a\n"])
 def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
     """A name is a directory's as well."""
-    with pytest.raises(ConfigError, match="name= takes"):
+    with pytest.raises(ConfigError, match="name= may have"):
         sky.ComputePool(sky.Local(), name=name, keep=5)
 
 

@@ -128,7 +128,7 @@ def test_room_is_that_of_the_image_and_of_unpacking_it() -> None:
     assert checks.check_disk("gpu1", 10**9, 10**8) == []
     assert checks.check_disk("gpu1", None, 10**12) == []
     ((finding),) = checks.check_disk("gpu1", 5 * 10**9, 3 * 10**9)
-    assert "The image takes 3 GB, and while it is unpacked 6.8 GB; the engine's disk has 5 GB left." in finding.text
+    assert "The image needs 6.8 GB while it is unpacked; 5 GB are free." in finding.text
 
 
 def test_findings_are_one_table() -> None:
@@ -142,7 +142,7 @@ def test_findings_are_one_table() -> None:
     with pytest.raises(ProviderError) as caught:
         checks.refuse(findings, 4)
     assert str(caught.value).splitlines() == [
-        "2 of 4 hosts cannot be used, and nothing was changed on any:",
+        "2 of 4 hosts cannot be used. Nothing was changed on them.",
         "  gpu1         engine  Its engine does not answer.",
         "  gpu1         clock   It is wrong.",
         "  ubuntu@gpu2  ssh     No way there.",

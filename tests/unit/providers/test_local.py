@@ -98,7 +98,7 @@ def test_a_silent_node_is_given_up_in_time(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("request_", "code", "signal_", "words"),
-    [(7, 7, None, "ended with exit status 7"), (-9, 137, 9, r"was ended by signal 9 \(SIGKILL\)")],
+    [(7, 7, None, "ended with exit status 7"), (-9, 137, 9, r"was killed \(SIGKILL\)")],
 )
 def test_how_a_node_ends_is_told_at_once(
     start: Start, request_: int, code: int, signal_: int | None, words: str

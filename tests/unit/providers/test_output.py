@@ -84,7 +84,7 @@ def test_an_engine_that_breaks_off_is_an_error() -> None:
     [
         (0, False, None, "ended with exit status 0"),
         (3, False, None, "ended with exit status 3"),
-        (139, False, 11, "was ended by signal 11 (SIGSEGV)"),
+        (139, False, 11, "was killed (SIGSEGV)"),
         (255, False, None, "ended with exit status 255"),
         (137, True, 9, "was killed by the kernel because it used more memory than it may (out of memory)"),
     ],

@@ -57,7 +57,7 @@ def test_queue() -> None:
     waiting, running, never = queued_jobs(QUEUE)
     assert (waiting.waits, waiting.never_runs, waiting.start, waiting.machine) == (True, False, 1795427161.0, "")
     assert (running.machine, running.left_s, running.labels) == ("n1", 59.0, {"pool": "ab12", "node": "0"})
-    assert never.never_runs and never.left_s is None and "one node" in never.advice and never.labels == {}
+    assert never.never_runs and never.left_s is None and "single-node" in never.advice and never.labels == {}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_facts() -> None:
     assert facts.partition(None).gres == "gpu:a100:2\n(null)"
     with pytest.raises(ProviderError, match="Its partitions: main, old, big"):
         facts.partition("gpu")
-    with pytest.raises(ProviderError, match="takes no jobs: it is down"):
+    with pytest.raises(ProviderError, match="rejects jobs: it is down"):
         facts.partition("old")
     with pytest.raises(ProviderError, match="no sbatch on login"):
         facts_in("", "login", "~")
@@ -183,7 +183,7 @@ def test_several_partitions() -> None:
     assert gres_for(Accelerator("H100", 8), found) == "gpu:h100:8"
     with pytest.raises(ProviderError, match="no partition 'gpu'"):
         facts.partition("main,gpu")
-    with pytest.raises(ProviderError, match="old,old of login takes no jobs: it is down"):
+    with pytest.raises(ProviderError, match="old,old of login rejects jobs: it is down"):
         facts.partition("old,old")
 
 

@@ -87,7 +87,7 @@ def test_a_host_without_an_engine_says_so(start: Start) -> None:
 
 def test_a_host_that_cannot_be_reached_is_explained(start: Start) -> None:
     """By ssh's own words, and with what to do."""
-    with pytest.raises(ProviderError, match=r"No SSH connection came about\..* Connection refused\."):
+    with pytest.raises(ProviderError, match=r"The SSH connection failed\..* Connection refused\."):
         start("refused").facts()
 
 

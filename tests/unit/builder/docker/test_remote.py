@@ -118,7 +118,7 @@ def test_an_old_docker_builds_by_itself(place: Path) -> None:
 def test_a_machine_that_cannot_be_reached(place: Path) -> None:
     """What ssh says is the error."""
     _script(place, "ssh", "echo 'ssh: connect to host box port 22: Connection refused' >&2; exit 255")
-    with pytest.raises(EngineMissingError, match="no SSH connection came about"):
+    with pytest.raises(EngineMissingError, match="the SSH connection failed"):
         _run(place)
 
 

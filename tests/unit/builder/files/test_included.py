@@ -241,7 +241,7 @@ def test_what_cannot_be_read_is_a_sentence(
     monkeypatch.setattr(Path, method, denied)
     if method == "stat":  # a folder that lists its files but lets nobody at them
         monkeypatch.setattr(Path, "is_dir", lambda path: path.name in ("src", "in"))
-    with pytest.raises(ConfigError, match=rf"src/{name} is to be sent .* Permission denied\. Make it readable"):
+    with pytest.raises(ConfigError, match=rf"src/{name} cannot be sent .* Permission denied\. Make it readable"):
         _names(tmp_path, "src")
 
 
