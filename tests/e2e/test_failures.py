@@ -150,14 +150,14 @@ def test_a_broadcast_raises_the_first_error_and_stops_the_rest(pool: sky.Compute
         assert info is not None
         if info.node == 1:
             raise OrderError(1, reason="only here")
-        time.sleep(30)
+        time.sleep(120)
 
     started = time.monotonic()
     with pytest.raises(OrderError) as caught:
         one_fails() @ pool
     assert caught.value.__notes__ == ["raised by one_fails() on node 1"]
     assert [node for node, _ in where() @ pool] == [0, 1]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 # what cannot be pickled ----------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_an_image_that_nobody_has(provider_name: str, engine: Any) -> None:
     pool = sky.ComputePool(provider_of(provider_name), image=sky.Image(base="skyward-test/no-such-image:1"))
     with pytest.raises(ImageNotFoundError, match="skyward-test/no-such-image:1"):
         pool.__enter__()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
     assert engine.containers.list(all=True, ignore_removed=True, filters={"label": f"skyward.pool={pool.id}"}) == []
     assert not pool.is_active
 

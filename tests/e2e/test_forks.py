@@ -123,7 +123,7 @@ def test_a_slow_callback_ends_no_other_call(pool: sky.ComputePool) -> None:
     """Time limits count the run of a call, whatever callbacks do meanwhile."""
     gate = threading.Event()
     (double(1) > pool).add_done_callback(lambda _: gate.wait(60))
-    limited = [sleep(0.2).with_timeout(3) > pool for _ in range(10)]
+    limited = [sleep(0.2).with_timeout(20) > pool for _ in range(10)]
     assert [future.result() for future in limited] == ["slept"] * 10
     gate.set()
 
@@ -144,7 +144,7 @@ def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -
         time.sleep(0.01)
     began = time.monotonic()
     assert double(5) @ pool == [10, 10]
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
     assert future.result() is None
 
 

@@ -269,6 +269,7 @@ def test_interleaved_broadcasts_and_singles(pool: sky.ComputePool) -> None:
     assert all(outcome.result() for outcome in outcomes)
 
 
+@pytest.mark.alone
 def test_ten_thousand_calls(pool: sky.ComputePool) -> None:
     """A large gather returns every result in its place, in linear time."""
     times = []
@@ -310,8 +311,8 @@ def test_timeout(pool: sky.ComputePool) -> None:
         slow(1, 30).with_timeout(0.4) >> pool
     assert time.perf_counter() - started < 15
 
-    patient = [slow(n, 1.0).with_timeout(2.8) for n in range(6)]
-    assert sky.gather(*patient) >> pool == tuple(range(6))
+    patient = [slow(n, 1.0).with_timeout(5) for n in range(12)]
+    assert sky.gather(*patient) >> pool == tuple(range(12))
 
 
 @pytest.mark.alone

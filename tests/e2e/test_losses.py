@@ -245,13 +245,13 @@ def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
     del streams
     started = time.monotonic()
     assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < SEEN_S
 
     gathered = sky.gather(endless(), endless(), stream=True) >> victim
     assert next(iter(next(gathered))) == 1
     del gathered
     assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 2 * SEEN_S
 
 
 @pytest.mark.parametrize("what", ["agent", "container"])

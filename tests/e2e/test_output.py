@@ -230,7 +230,7 @@ def test_many_lines_quickly_without_loss(loud: sky.ComputePool, printed: Printed
     started = time.monotonic()
     flood() >> loud
     out = printed.until(out=f"line {count - 1}\n").out.splitlines()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert [line[4:] for line in out] == [f"line {n}" for n in range(count)]
 
 

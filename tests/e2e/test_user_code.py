@@ -96,11 +96,11 @@ def test_streams_that_wait_for_their_consumer_can_be_stopped_in_threads(threads_
 
 def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePool) -> None:
     """A worker that ends while a process that it forked lives on is noticed at once."""
-    functions.leave_a_daemon(30) @ pool
+    functions.leave_a_daemon(120) @ pool
     started = time.monotonic()
     with pytest.raises(WorkerLostError, match="exit status 3"):
         functions.end_process(3) >> pool
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_forked_child_leaves_the_exit_of_the_worker_alone(pool: sky.ComputePool, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ waits.set()
 def test_a_wait_is_interrupted_by_a_signal_that_another_thread_receives(wait: str) -> None:
     """A handler runs in the main thread, whose waits for a lock such a signal does not end."""
     ended = subprocess.run(
-        [sys.executable, "-c", WAITING + wait], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WAITING + wait], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stderr) == (7, "")
 

@@ -207,7 +207,7 @@ def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.Monke
     thread.join()
     left.close()
 
-    assert took < 8
+    assert took < 30
 
 
 @given(st.binary(max_size=400))
