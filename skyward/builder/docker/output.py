@@ -71,6 +71,20 @@ _MISSING = (
 _NO_LISTS = re.compile(r"^W: Failed to fetch ", re.MULTILINE)  # apt continues without them, and then finds no package
 # uv's messages for a package that it had to build
 _BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:returned an error|failed)|PEP 517")
+_TOOL = (
+    r"(?:[\w-]*(?:gcc|g\+\+|\bcc|\bc\+\+)|[gcn]?make|ninja|swig|git|cargo|rustc?|gfortran|pkg-config|patchelf|nvcc"
+    r"|protoc|go|node|npm|mpicc|\w+[_-]config)"
+)
+# the line in which a compiler, linker, shell or build tool reports what it did not find
+_ABSENT = re.compile(
+    r"^.*(?:fatal error: \S+(?: No such file or directory| file not found)|cannot find -l[\w+-]+"
+    rf"|error: command '(?:/\S*/)?{_TOOL}' failed: (?:No such file|None)"
+    rf"|No such file or directory: '(?:/\S*/)?{_TOOL}'|\b{_TOOL}\b:?(?: \w+)? not found"
+    rf"|\b{_TOOL}\b(?:, the Rust package manager,)? (?:must be installed|is not installed)"
+    rf"|(?:can't|cannot|could not|did not|unable to) find (?:a |the )?{_TOOL}\b"
+    r"|Unknown compiler\(s\)|CMAKE_C(?:XX)?_COMPILER (?:could be found|not set)|no acceptable C compiler found).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
 _NO_VERSION = re.compile(r"^.*setuptools[-_]scm was unable to detect version.*$", re.MULTILINE)
 _CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
@@ -261,12 +275,11 @@ def _tail(progress: Progress) -> str:
 def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
     """Return the diagnosis with advice, and the line of the log that shows it if it may be far up."""
     if unlocked := _UNLOCKED.search(log):
-        if missing := missing_of(unlocked[0]):
-            return _of_missing(missing), missing.line
         return (
             f"While it is built, a package asks for {unlocked[1]!r}, which the lock does not have: its files name it "
             "nowhere in a form that can be read without running them. Choose a version that has a wheel, or make one "
-            "(`python -m pip wheel --no-deps -w dist NAME==VERSION`) and name that file in pip.",
+            "(`python -m pip wheel --no-deps -w dist NAME==VERSION`) and name that file in pip. A build tool such as "
+            "cmake or ninja can come from apt instead.",
             unlocked[0].strip(),
         )
     if versionless := _NO_VERSION.search(log):
@@ -276,16 +289,13 @@ def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
             "several such projects, each has a variable of its own: SETUPTOOLS_SCM_PRETEND_VERSION_FOR_NAME.",
             versionless[0].strip(),
         )
-    if _BUILT.search(log) and (missing := missing_of(log)):
-        return _of_missing(missing), missing.line
+    if _BUILT.search(log) and (absent := _ABSENT.search(log)):
+        return (
+            "A package is built from source, and its build did not find a program, header or library. Add the "
+            "distribution's package that has it to apt of the image, such as apt=['build-essential'] for a compiler.",
+            absent[0].strip(),
+        )
     return _general_advice(log, ending, exit_code), ""
-
-
-def _of_missing(missing: Missing) -> str:
-    found = f"A package has to be built here, and its build did not find {missing.what}."
-    if missing.package:
-        return f"{found} Debian has it in a package: add apt=[{missing.package!r}] to the image."
-    return f"{found} Add the package of your base's distribution that has it to apt of the image."
 
 
 def _general_advice(log: str, ending: str, exit_code: int) -> str:
@@ -355,89 +365,3 @@ def _origin(plan: Plan, progress: Progress, log: str) -> str:
             if named:
                 return origin_of(plan.image, kind, named[0])
     return layer.origin
-
-
-def _table(text: str) -> dict[str, str]:
-    """Return Debian's package of each thing, from entries `package: thing thing`, or `package` if both are equal."""
-    entries = (entry.partition(":") for entry in text.split(";"))
-    return {thing: package.strip() for package, _, things in entries for thing in (things or package).split()}
-
-
-_PROGRAMS = _table(
-    """
-    build-essential: gcc cc c++ g++ x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc x86_64-linux-gnu-g++ make;
-    cargo: cargo rustc rust puccinialin; gfortran; pkg-config: pkg-config pkgconf; ninja-build: ninja;
-    libpq-dev: pg_config; default-libmysqlclient-dev: mysql_config mariadb_config; libgdal-dev: gdal-config;
-    libgeos-dev: geos-config; libcurl4-openssl-dev: curl-config; llvm-dev: llvm-config; libopenmpi-dev: mpicc;
-    protobuf-compiler: protoc; golang-go: go; nodejs: node; npm; nvidia-cuda-toolkit: nvcc; cmake; git; swig; patchelf
-    """
-)
-_HEADERS = _table(
-    """
-    build-essential: stdio.h stdlib.h string.h limits.h errno.h math.h; python3-dev: Python.h; libffi-dev: ffi.h;
-    libpq-dev: libpq-fe.h; zlib1g-dev: zlib.h; liblzma-dev: lzma.h; libsnappy-dev: snappy.h; libsqlite3-dev: sqlite3.h;
-    default-libmysqlclient-dev: mysql.h; unixodbc-dev: sql.h; libldap2-dev: ldap.h lber.h; libsasl2-dev: sasl.h;
-    libyaml-dev: yaml.h; libjpeg-dev: jpeglib.h; libpng-dev: png.h; libhdf5-dev: hdf5.h; libgeos-dev: geos_c.h;
-    libgmp-dev: gmp.h; libfftw3-dev: fftw3.h; libopenblas-dev: cblas.h; libsndfile1-dev: sndfile.h;
-    portaudio19-dev: portaudio.h; libgraphviz-dev: cgraph.h; libibverbs-dev: verbs.h; libopenmpi-dev: mpi.h;
-    libssl-dev: openssl; libxml2-dev: libxml; libxslt1-dev: libxslt; libkrb5-dev: gssapi; libboost-all-dev: boost;
-    libcurl4-openssl-dev: curl; libeigen3-dev: Eigen
-    """
-)
-_LIBRARIES = {"pq": "libpq-dev", "z": "zlib1g-dev", "ssl": "libssl-dev", "crypto": "libssl-dev", "c": "libc6-dev"}
-_PROGRAM = tuple(
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
-        r"error: command '(?:/\S*/)?([\w.+-]+)' failed: (?:No such file|None)",
-        r"sh: (?:line )?(?:\d+: )*(?:exec: )?([\w.+-]+): (?:command )?not found",
-        r"No such file or directory: '(?:/\S*/)?([\w.+-]+)'",
-        r"\b(\w+[_-]config)\b.*not found",
-        r"\b(cmake|ninja|git|swig|cargo|rustc|pkg-config|patchelf|make)(?:, the Rust package manager,)?(?: executable)?"
-        r" (?:must be installed|(?:was )?not found|is not installed)",
-        r"(?:can't|cannot|could not|did not|unable to) find (?:a |the )?"
-        r"(rust|rustc|cargo|nvcc|protoc|swig|gfortran|cmake|make|pkg-config)\b",
-        r"no trusted hash was provided for: `(cmake|ninja|patchelf|puccinialin)`",
-        r"Unknown compiler\(s\): \[\[?'([\w.+-]+)'",
-        r"(?:CMAKE_C(?:XX)?_COMPILER (?:could be found|not set)|no acceptable C compiler found)()",
-    )
-)
-_HEADER = re.compile(
-    r"fatal error: '?([\w./+-]+\.h(?:pp|xx)?|Eigen/\w+)'?(?:: No such file or directory| file not found)"
-)
-_LIBRARY = re.compile(r"cannot find -l([\w+-]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A program, header or library that a build did not find.
-
-    Attributes:
-        what: a description, such as "the program 'gcc'".
-        package: the Debian package that has it; "" if unknown.
-        line: the line of output that reports it.
-    """
-
-    what: str
-    package: str
-    line: str
-
-
-def missing_of(log: str) -> Missing | None:
-    """Return the first thing that a build reports as not found; None if there is none."""
-    if found := _HEADER.search(log):
-        folder, _, name = found[1].rpartition("/")
-        package = _HEADERS.get(name) or _HEADERS.get(folder.partition("/")[0], "")
-        return Missing(f"the header {found[1]!r}", package, _line(log, found))
-    for pattern in _PROGRAM:
-        for found in pattern.finditer(log):
-            name = found[1].lower() or "cc"
-            if name in _PROGRAMS:
-                return Missing(f"the program {name!r}", _PROGRAMS[name], _line(log, found))
-    if found := _LIBRARY.search(log):
-        return Missing(f"the library {found[1]!r}", _LIBRARIES.get(found[1], ""), _line(log, found))
-    return None
-
-
-def _line(log: str, found: re.Match[str]) -> str:
-    end = log.find("\n", found.end())
-    return log[log.rfind("\n", 0, found.start() + 1) + 1 : end if end >= 0 else None].strip()
