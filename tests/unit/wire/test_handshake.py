@@ -186,12 +186,12 @@ def test_another_patch_version_of_python_fits() -> None:
 
 def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends a byte now and then does not hold a runner beyond the handshake's time."""
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 1.0)
     left, right = socket.socketpair()
     stop = threading.Event()
 
     def dribble() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.5):
             try:
                 left.send(b"S")
             except OSError:
@@ -207,7 +207,7 @@ def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.Monke
     thread.join()
     left.close()
 
-    assert took < 30
+    assert took < 10  # without a deadline for all of it, as many bytes as a hello has take twice as long
 
 
 @given(st.binary(max_size=400))
