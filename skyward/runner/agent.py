@@ -27,6 +27,7 @@ from skyward.model.instance import (
 from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
+from skyward.runner.diagnosis import dump_file, read_dump
 from skyward.runner.takeover import Takeover, cleaner
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to end
 _TOGETHER_S = 0.2  # maximum delay between a scheduler's signals to two processes of a job
+_DUMP_S = 1.0  # how long a worker may take to write its stack
 _START_S = 60.0  # minimum time for workers to listen, as a short lease is not enough on a busy machine
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
@@ -239,6 +241,7 @@ class Agent:
         """Start a worker process again; return None if the node is ending."""
         if child.address and child.address.startswith("unix:"):
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
+        dump_file(child.start).unlink(missing_ok=True)
         with self._lock:
             self._takeover.wait_start(child.start.index)
             if self._stopping:
@@ -302,6 +305,9 @@ class Agent:
                 self._masks = Masks(map(str, decode(frame.head)["values"]))
             case Kind.PLACE:
                 self._move(bytes(frame.head).decode())
+            case Kind.DUMP:
+                order = decode(frame.head)
+                self._thread(self._dump, self._meant(order), order).start()
             case Kind.USAGE:
                 self._thread(self._answer_usage, client, frame.id).start()
             case Kind.TAKE:
@@ -343,6 +349,13 @@ class Agent:
             os.environ[ENV_VAR] = document
             for child, variables in zip(self._children, changes, strict=True):
                 child.env.update(variables)
+
+    def _dump(self, child: Child | None, order: dict[str, int]) -> None:
+        """Make an unresponsive worker write its stack, and send that to the clients (a thread of its own)."""
+        if child is not None and child.address:
+            text = read_dump(dump_file(child.start), child.signal, _DUMP_S)
+            with self._lock:
+                self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 
     def _answer_usage(self, client: Client, question: int) -> None:
         """Measure usage (a thread of its own)."""

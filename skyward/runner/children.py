@@ -84,6 +84,12 @@ class Child:
                 self._asked = True
                 self._kill_group()
 
+    def signal(self, number: int) -> None:
+        """Send the process a signal; do nothing if it has ended."""
+        with self._lock:
+            if not self._ended:
+                self._process.send_signal(number)
+
     def wait(self) -> Ended:
         """Block until it has ended, then kill the processes that it left behind."""
         # The dead leader is reaped after its group is killed: until then the group's number cannot be reused.

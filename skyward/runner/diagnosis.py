@@ -1,25 +1,37 @@
 """Diagnosis of waiting ranks, on request of a client: the position of a call.
 
 Another thread of the same process reads the stack of a call, which works unless the call holds the global interpreter
-lock; waiting in a collective releases it. If the lock is held, the worker does not answer.
+lock; waiting in a collective releases it. If the lock is held, a signal still makes the process write its frames.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import faulthandler
 import hashlib
 import linecache
+import os
+import signal
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from skyward.runner.config import WorkerStart
 from skyward.system import threading, time
 from skyward.wire import payload
 
+if sys.platform == "darwin":  # unlikely to be used by user code
+    DUMP_SIGNAL = signal.SIGINFO
+else:
+    DUMP_SIGNAL = signal.SIGRTMAX - 2
+
+
 _DEPTH = 60  # maximum number of frames reported, the innermost ones
+_POLL_S = 0.02
 _BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files of frames at the base of every call
 _WIRE = str(Path(payload.__file__).parent)
 # Modules whose C code waits for other ranks while it does not return. Other modules of these packages (loading a file,
@@ -140,3 +152,35 @@ def _switches(thread: int) -> int:
     except OSError:
         return -1  # a system without /proc
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split(maxsplit=1)[0])
+
+
+# where a call is that holds the interpreter's lock --------------------------------------------------------------------
+
+
+def prepare_dump(path: Path) -> None:
+    """Make `DUMP_SIGNAL` append the main thread's frames to a file, even while the interpreter lock is held."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
+
+
+def dump_file(start: WorkerStart) -> Path:
+    """Return the file that this worker process writes its frames to."""
+    return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
+
+
+def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:
+    """Make a process that called `prepare_dump` write its frames; return what it wrote within the limit."""
+    written = ""
+    try:
+        before = path.stat().st_size
+        send_signal(DUMP_SIGNAL)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            text = path.read_bytes()[before:].decode("utf-8", "replace")
+            if text and text == written:
+                break  # the file has stopped growing
+            written = text
+    except FileNotFoundError:
+        pass  # the process has ended
+    return written

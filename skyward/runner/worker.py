@@ -379,6 +379,7 @@ def _start(control: socket.socket) -> Worker:
     lines = control.makefile("r", encoding="utf-8")
     start = WorkerStart(**json.loads(lines.readline()))
     listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
+    diagnosis.prepare_dump(diagnosis.dump_file(start))
     place = read_place()
     worker = Worker(start, place)
     shared.values.directory = Path.cwd() / shared.DIRECTORY

@@ -59,6 +59,7 @@ class Kind(IntEnum):
     PING = 50  # answered by PONG with the same id
     KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: exit contexts, end workers, exit
+    DUMP = 53  # JSON {"worker", "generation"}: make an unresponsive worker write its stack
     USAGE = 55  # answered by MEASURED with the same id
     MASK = 57  # JSON {"values"}: the secrets to mask in output through file descriptors
     TAKE = 60  # take a kept node: JSON {"compute_pool", "lease_s", "environment"}; answered by TAKEN
@@ -70,6 +71,7 @@ class Kind(IntEnum):
     WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text from the file descriptors
     DISMISSED = 75  # another client ends this node permanently
+    DUMPED = 74  # JSON {"worker", "generation", "text"}: what it wrote, in the format of faulthandler
     MEASURED = 76  # JSON of the node's resource usage
     TAKEN = 90  # JSON {"workers": [[generation, address]]} once all listen, or {"refused": why}
     KEPT = 91  # the workers have ended, and the node waits for its next client

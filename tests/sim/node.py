@@ -464,6 +464,7 @@ def patch() -> None:
     patched: list[tuple[Any, dict[str, Any]]] = [
         (agent, {"Child": Child, "os": SYSTEM, "on_signals": _on_signals, "say": _ignore}),
         (agent, {"OomCounter": lambda: SimpleNamespace(take=lambda: False)}),
+        (agent, {"dump_file": lambda _s: Path("/"), "read_dump": lambda *_: ""}),
         (worker, {"MainSlot": MainSlot, "ThreadSlot": ThreadSlot, "os": SYSTEM, "_say": _ignore}),
         (worker, {"install_gather": _ignore}),
         (worker, {"environment": SimpleNamespace(leave_contexts=lambda: None)}),

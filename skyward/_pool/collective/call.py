@@ -18,11 +18,13 @@ from skyward._pool.signals import listen, uninterrupted
 from skyward._pool.task import Broadcast, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
 
 ANSWER_S = 0.7  # how long a rank may take to report its stack
 _LOOK_S = 0.05
+_DUMP_S = 1.5  # how long its agent may take to do so
 _ABORTED_S = 10.0  # how long to wait for the end of an aborted call
 
 
@@ -233,10 +235,9 @@ class CollectiveCall(Broadcast):
             self._await_root_cause()
             self._changed.wait_for(lambda: not self._without_stack(), max(0.0, began + ANSWER_S - time.monotonic()))
             failures = list(self._failures)
-            silent = tuple(task.rank for task in self._silent())
-            found = diagnosis.FailureReport(
-                self._function, self._names, failures, tuple(self._returned), dict(self._samples), silent
-            )
+        found = diagnosis.FailureReport(
+            self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
+        )
         if self._stuck:
             return diagnosis.of_hang(found, self._stuck)
         if failures:
@@ -268,6 +269,18 @@ class CollectiveCall(Broadcast):
         """Return those, and the parts that answered without a stack because they were ending."""
         asked = [task for task in self._running() if not self._samples.get(task.rank)]
         return [task for task in asked if self._dispatcher.load.has_begun(task)]
+
+    def _dumps(self) -> dict[int, str]:
+        """Return, by rank, the dumped stacks of ranks that do not answer because their code holds the GIL."""
+        asked = {task.rank: self._group.dump(task.rank) for task in self._silent()}
+        deadline = time.monotonic() + _DUMP_S
+        found = {}
+        for rank, dump in asked.items():
+            try:
+                found[rank] = dump.result(max(0.0, deadline - time.monotonic())) if dump is not None else ""
+            except FutureTimeout:
+                found[rank] = ""
+        return found
 
     def _finish(self, error: BaseException | None) -> None:
         """Release the caller; if the call failed, stop it everywhere and restart the ranks."""

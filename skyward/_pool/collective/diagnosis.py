@@ -186,6 +186,11 @@ class StackFrame(NamedTuple):
         return f'  File "{file}", line {self.line}, in {self.name}' + (f"\n    {source}" if source else "")
 
 
+def of_dump(text: str) -> list[StackFrame]:
+    """Return the frames in faulthandler's output."""
+    return _read(text.splitlines())[::-1]
+
+
 def of_record(record: Record) -> list[StackFrame]:
     """Return the frames of an exception's traceback."""
     return _read(record.trace.rpartition("Traceback (most recent call last):")[2].splitlines())
@@ -234,7 +239,7 @@ class FailureReport:
         failures: the failures of its ranks.
         returned: ranks that had returned.
         samples: stacks that ranks reported.
-        silent: ranks that did not report their stacks, as their code holds the interpreter's lock.
+        dumps: stacks of ranks that could not answer, as written by faulthandler.
     """
 
     function: str
@@ -242,7 +247,7 @@ class FailureReport:
     failures: Sequence[Failure]
     returned: Sequence[int]
     samples: Mapping[int, Mapping[str, Any]]
-    silent: Sequence[int]
+    dumps: Mapping[int, str]
 
     def accounts(self, but: int | None = None) -> str:
         """Return the accounts of all ranks except `but`."""
@@ -257,8 +262,9 @@ class FailureReport:
             return f"ended as well. {str(own[0].outcome).partition(chr(10))[0]}"
         if rank in self.returned:
             return "had returned."
-        if rank in self.silent:
-            return "did not answer; it was in code that holds the interpreter's lock."
+        if rank in self.dumps:
+            frames = of_dump(self.dumps[rank])
+            return _at("did not answer; it was in code that holds the interpreter's lock", frames)
         if frames := [StackFrame(*frame) for frame in self.samples.get(rank, {}).get("frames", ())]:
             return f"was here:\n{excerpt(frames)}"
         return "was not in the call at that moment."

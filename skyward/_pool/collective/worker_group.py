@@ -20,7 +20,7 @@ from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.signals import LISTEN_S
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.system import threading, time
-from skyward.system.futures import InvalidStateError
+from skyward.system.futures import Future, InvalidStateError
 
 Abort = Callable[[str], None]  # see `CollectiveCall.abort`
 HEED_S = 1.0  # between the interrupt of a part of a failed call and the end of its worker
@@ -179,6 +179,19 @@ class WorkerGroup:
     def node_of(self, rank: int) -> int:
         """Return the node of a rank."""
         return rank // self._per_node
+
+    def dump(self, rank: int) -> Future[str] | None:
+        """Ask the agent of a rank that does not answer for its stack.
+
+        Return None if its node is lost, or if its calls do not run in the main thread, the only one that can be dumped.
+        """
+        if not self._one_at_a_time:
+            return None
+        for node in self._table.alive:
+            for worker in node.workers:
+                if worker.rank == rank:
+                    return node.dump(worker)
+        return None
 
     def hold(self) -> None:
         """Send no calls until the ranks have been restarted; the caller must then call `restart`."""

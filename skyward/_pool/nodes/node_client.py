@@ -79,6 +79,7 @@ class NodeClient:
         self._closing = False
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
+        self._dumps: dict[tuple[int, int], Future[str]] = {}
         self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `usage`, by number
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerClient] = {}
@@ -212,6 +213,9 @@ class NodeClient:
                 self._output.take(self._workers.get(frame.id), frame)
             case Kind.WORKER_EXIT:
                 self._on_exit(decode(frame.head))
+            case Kind.DUMPED:
+                report = decode(frame.head)
+                self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
             case Kind.DISMISSED:
                 self._lost_reason = DISMISSED
                 self._pool.dismissed()
@@ -357,6 +361,12 @@ class NodeClient:
     def workers(self) -> tuple[WorkerClient, ...]:
         """The present workers of the node, including those that are not set up yet."""
         return tuple(self._workers.values())
+
+    def dump(self, worker: WorkerClient) -> Future[str]:
+        """Ask the agent for the stack of a worker that does not answer, in faulthandler's format."""
+        dumped = self._dumps[worker.index, worker.generation] = Future[str]()
+        self._post(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
+        return dumped
 
     def usage(self) -> Future[dict[str, Any]]:
         """Ask the agent for the node's resource usage."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from skyward._pool.background import Timers
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
+from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.config import PoolConfig, accelerator_info
 from skyward._pool.named import NamedPool, Order, shape_of
@@ -27,11 +28,13 @@ from skyward.records.kept_pool import KeptNode
 from skyward.runner.config import RunnerSettings
 from skyward.system import Empty, SimpleQueue, time
 from skyward.system.futures import Future
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.handshake import new_key
 from skyward.wire.messages import Kind, encode
 
+_DUMP_S = 1.5  # how long agents may take to dump the stacks of late ranks
 _LATER_S = 2.0  # a gather times out this much later than its set-up, whose error says more
 _Ended = tuple[int, Future[None]]  # rank, outcome
 
@@ -317,11 +320,27 @@ class WorkerSetup:
     def _late(self, left: dict[int, tuple[NodeClient, WorkerClient]], gather: GatherCoordinator | None) -> str:
         name, waiting = gather.waiting() if gather is not None else ("", [])
         late = {rank: left[rank] for rank in sorted(left.keys() - set(waiting))}
-        names = [self._ranks.get(rank, str(worker)) for rank, (_, worker) in late.items()]
-        text = f"The plugins ({self._names}) were not set up on {', '.join(names)} within {self._limit_s:g} s"
+        names = {rank: self._ranks.get(rank, str(worker)) for rank, (_, worker) in late.items()}
+        text = f"The plugins ({self._names}) were not set up on {', '.join(names.values())} within {self._limit_s:g} s"
         if waiting:
             text += f"; {', '.join(self._ranks[rank] for rank in waiting)} waited there in gather({name!r})"
-        return f"{text}. Look at the late nodes' output above, or give provision_timeout= more time."
+        text += ". Look at the late nodes' output above, or give provision_timeout= more time."
+        where = diagnosis.grouped((names[rank], account) for rank, account in _accounts(late).items())
+        return f"{text}\n{where}" if where else text
+
+
+def _accounts(late: dict[int, tuple[NodeClient, WorkerClient]]) -> dict[int, str]:
+    """Return descriptions of these ranks' stacks, as far as their agents answer."""
+    deadline = time.monotonic() + _DUMP_S
+    accounts = {}
+    for rank, dump in {rank: node.dump(worker) for rank, (node, worker) in late.items()}.items():
+        try:
+            frames = diagnosis.of_dump(dump.result(max(0.0, deadline - time.monotonic())))
+        except FutureTimeout:
+            continue  # its node does not answer either
+        if frames:
+            accounts[rank] = f"was here:\n{diagnosis.excerpt(frames)}"
+    return accounts
 
 
 def _tell(rank: int, ended: SimpleQueue[_Ended], gather: GatherCoordinator | None) -> Callable[[Future[None]], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -28,7 +29,7 @@ WAITS_S = 120.0
 
 
 class FakeGroup:
-    """Notes what it is told."""
+    """Notes what it is told; every rank's agent gives the same dump."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -48,6 +49,11 @@ class FakeGroup:
 
     def node_of(self, rank: int) -> int:
         return rank
+
+    def dump(self, _rank: int) -> Future[str]:
+        dumped: Future[str] = Future()
+        dumped.set_result('Stack (most recent call first):\n  File "/home/u/c.py", line 3 in spin\n')
+        return dumped
 
 
 class Call:
@@ -112,10 +118,11 @@ def test_a_noticed_error_is_told_when_there_is_no_other(call: Call) -> None:
     assert "rank 1 (node 1) was here:" in told(failure)
 
 
-def test_a_rank_that_cannot_answer_is_named(call: Call) -> None:
-    """Its code holds the interpreter's lock."""
+def test_a_rank_that_cannot_answer_is_found_by_its_agent(call: Call) -> None:
+    """Its code holds the interpreter's lock; the agent makes it write where it is."""
     call.say(1, error(call.tasks[1], ValueError("row 7")))
-    assert "rank 0 (node 0) did not answer" in told(call.error())
+    text = told(call.error())
+    assert 'holds the interpreter\'s lock, here:\n  File "/home/u/c.py", line 3, in spin' in text
 
 
 def test_a_time_limit_is_told_with_all_places(make: Make) -> None:

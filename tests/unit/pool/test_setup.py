@@ -32,6 +32,13 @@ class FakeNode:
     def __init__(self) -> None:
         self.setups: dict[int, Future[None]] = {}
 
+    def dump(self, worker: WorkerClient) -> Future[str]:
+        """What the agent finds out: nothing of the second rank."""
+        found: Future[str] = Future()
+        if worker.rank != 1:
+            found.set_result('Current thread 0x1 (most recent call first):\n  File "/srv/mesh.py", line 7 in join\n')
+        return found
+
 
 class Start:
     """A pool's workers that are about to be set up."""
@@ -112,7 +119,7 @@ def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Timers) -> N
 
 
 def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> None:
-    """Ranks that are done are not."""
+    """Of a rank that waits for the late one it is said where."""
     start = Start(clock, ranks=3, provision_timeout=1.0)
     wait = start.enter(0, 1, 2)
     start.outcome(1).set_result(None)
@@ -126,6 +133,7 @@ def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> No
     # rank 1 was done without the gather, which rank 0 was told at once; so only what is not done is late
     assert "The plugins (mesh) were not set up on rank 0 (node 0), rank 2 (node 2) within 1 s." in str(error)
     assert "provision_timeout=" in str(error)
+    assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/srv/mesh.py", line 7, in join' in str(error)
 
 
 def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Timers) -> None:

@@ -11,6 +11,7 @@ from skyward._pool.collective.diagnosis import (
     excerpt,
     first_line,
     grouped,
+    of_dump,
     of_failures,
     of_record,
 )
@@ -56,6 +57,12 @@ def test_code_sent_by_value_is_shown_from_the_file_here(tmp_path: Path) -> None:
     assert str(StackFrame(str(path), 2, "f", "")).endswith("    wait_here()")
 
 
+def test_what_faulthandler_writes_is_read() -> None:
+    """It writes the innermost frame first and no source."""
+    dump = 'Stack (most recent call first):\n  File "/a.py", line 2 in inner\n  File "/b.py", line 8 in outer\n'
+    assert of_dump(dump) == [StackFrame("/b.py", 8, "outer", ""), StackFrame("/a.py", 2, "inner", "")]
+
+
 def test_the_last_of_several_tracebacks_is_where_a_rank_failed() -> None:
     """Those before it are of causes."""
     trace = (
@@ -86,7 +93,7 @@ def test_an_error_of_the_users_own_keeps_its_text() -> None:
     names = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
 
     def failure_report(failure: Failure) -> BaseException:
-        return of_failures(FailureReport("work", names, [failure], (1,), {}, ()))
+        return of_failures(FailureReport("work", names, [failure], (1,), {}, {}))
 
     users = failure_report(Failure.of(0, 1.0, task, error(task, KeyError("k"))))
     assert (type(users), str(users)) == (KeyError, "'k'")
@@ -97,7 +104,8 @@ def test_an_error_of_the_users_own_keeps_its_text() -> None:
     assert "rank 1 (node 1) had returned." in str(ours)
 
 
-def test_a_rank_that_does_not_answer_is_named() -> None:
-    """Its code holds the interpreter's lock."""
-    found = FailureReport("work", {0: "rank 0 (node 0)"}, [], (), {}, [0])
+def test_a_rank_whose_agent_tells_nothing_has_no_places() -> None:
+    """An agent that does not answer in time leaves an empty text; found by the simulator (seed 530)."""
+    assert of_dump("") == []
+    found = FailureReport("work", {0: "rank 0 (node 0)"}, [], (), {}, {0: ""})
     assert found.accounts() == "rank 0 (node 0) did not answer; it was in code that holds the interpreter's lock."

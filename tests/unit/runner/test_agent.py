@@ -134,7 +134,7 @@ def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
     assert grandchild.ends()
     node.do("import os; os.write(2, b'again\\n')", generation=1)
     assert client.output(until="again")[-1] == (0, STDERR, "again\n")
-    assert _files(node) == ["agent.sock", "w0.1.sock", "w1.0.sock"]
+    assert _files(node) == ["agent.sock", "w0.1.sock", "w0.1.stack", "w1.0.sock", "w1.0.stack"]
 
 
 def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:

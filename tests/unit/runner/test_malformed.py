@@ -11,10 +11,10 @@ from skyward.wire.messages import Kind, decode
 from tests.unit.runner.node import PLACE, Client, RunningNode
 
 MALFORMED = [
-    (Kind.KILL, b"[" * 100_000),
-    (Kind.KILL, b"{}"),
-    (Kind.KILL, b'{"worker": {}}'),
-    (Kind.KILL, b'{"worker": 9}'),
+    (Kind.DUMP, b"[" * 100_000),
+    (Kind.DUMP, b"{}"),
+    (Kind.DUMP, b'{"worker": {}}'),
+    (Kind.DUMP, b'{"worker": 9}'),
     (Kind.KILL, b'{"worker":' * 100_000),
     (Kind.KILL, b"null"),
     (Kind.PLACE, b"{}"),

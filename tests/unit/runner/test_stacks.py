@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ import pytest
 
 from skyward.model.instance import InstanceInfo
 from skyward.runner import calls, diagnosis
+from skyward.runner.config import WorkerStart
 from skyward.runner.threads import Slot
 from skyward.wire import payload
 from skyward.wire.frames import Frame
@@ -148,6 +151,42 @@ def test_other_calls_in_a_line_with_a_frameworks_object_do_not_count(tmp_path: P
     with thread_in(function) as ident:
         assert diagnosis.describe(ident)["waits"] is False
         gate.release()
+
+
+def test_a_process_that_holds_the_lock_writes_its_frames(tmp_path: Path) -> None:
+    """The signal is handled below Python."""
+    start = WorkerStart(index=1, generation=2, slots=1, run_dir=str(tmp_path), key="")
+    program = f"""
+import ctypes, pathlib
+from skyward.runner import calls, diagnosis
+diagnosis.prepare_dump(pathlib.Path({str(diagnosis.dump_file(start))!r}))
+def spin():
+    print("spinning", flush=True)
+    library = ctypes.PyDLL(None)
+    while True:
+        library.usleep(100000)
+spin()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "spinning\n"
+            texts = [diagnosis.read_dump(diagnosis.dump_file(start), process.send_signal, WAITS_S) for _ in range(2)]
+            assert process.poll() is None
+        finally:
+            process.kill()
+    for text in texts:
+        assert text.count("most recent call first") == 1
+        assert "in spin" in text
+
+
+def test_a_process_that_is_gone_has_written_nothing(tmp_path: Path) -> None:
+    assert diagnosis.read_dump(tmp_path / "none.stack", lambda _number: None, WAITS_S) == ""
+
+
+def test_the_signal_is_not_one_that_programs_use() -> None:
+    """Users' SIGUSR1 and SIGUSR2 stay theirs."""
+    assert signal.SIGRTMIN < diagnosis.DUMP_SIGNAL < signal.SIGRTMAX
 
 
 @pytest.mark.parametrize(("by_runner", "somewhere"), [(True, False), (False, True)])
