@@ -16,8 +16,8 @@ from tests.printed import Printed
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Run all blocks of a page one after another; every provider is `sky.Local`, and accelerators are left out."""
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run the blocks of a page, or of a section, in order; every provider is `sky.Local`, without accelerators."""
     init = sky.ComputePool.__init__
 
     @functools.wraps(init)
@@ -30,28 +30,32 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict
         monkeypatch.setitem(vars(sky), provider, sky.Local)
     monkeypatch.chdir(tmp_path)
 
-    def blocks_of(page: str) -> dict[str, Any]:  # but for those that leave nodes behind
+    def blocks_of(page: str, section: str = "") -> dict[str, Any]:  # but for those that leave nodes behind
         names: dict[str, Any] = {"__name__": "__main__"}
+        lines = (ROOT / "docs" / page).read_text().splitlines()
+        heads = [number for number, line in enumerate(lines, 1) if line.startswith("## ")] + [len(lines)]
+        first = lines.index(f"## {section}") + 1 if section else 0
+        last = next(number for number in heads if number > first)
         for number, fence in enumerate(fences(ROOT / "docs" / page)):
-            if fence.language == "python" and "keep=" not in fence.text:
+            if fence.language == "python" and first < fence.line < last and "keep=" not in fence.text:
                 exec(compile(fence.text, f"{page}, block {number}", "exec", dont_inherit=True), names)
         return names
 
     return blocks_of
 
 
-def test_distributed_training(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
+def test_distributed_training(run: Callable[..., dict[str, Any]], printed: Printed) -> None:
     """Two ranks form a group, and the head alone prints from inside."""
     run("distributed-training.md")
     assert printed.read().out == "[0] 2 ranks\n[0, 1]\n"
 
 
-def test_integrations(run: Callable[[str], dict[str, Any]]) -> None:
+def test_integrations(run: Callable[..., dict[str, Any]]) -> None:
     """The decorator makes the group; nothing else is needed where torch is there."""
     assert run("integrations/index.md")["main"]() == [3.0, 3.0]
 
 
-def test_torch(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
+def test_torch(run: Callable[..., dict[str, Any]], printed: Printed) -> None:
     """Both ranks have found the same weight, the right one, and the head alone tells of it."""
     (_, weight), (_, other) = results = run("plugins/torch.md")["results"]
     assert [rank for rank, _ in results] == [0, 1]
@@ -61,21 +65,21 @@ def test_torch(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
     assert not any(line.startswith("[1]") for line in lines)
 
 
-def test_joblib(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
+def test_joblib(run: Callable[..., dict[str, Any]], printed: Printed) -> None:
     """Calls of `Parallel` come back in their order."""
     run("integrations/joblib.md")
     assert printed.read().out == "9801\n"
 
 
-def test_data_sharding(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
+def test_data_sharding(run: Callable[..., dict[str, Any]], printed: Printed) -> None:
     """What the page shows is what is printed."""
     run("guides/data-sharding.md")
     shown = next(fence.text for fence in fences(ROOT / "docs/guides/data-sharding.md") if fence.language == "text")
     assert printed.read().out == shown
 
 
-def test_notebooks(run: Callable[[str], dict[str, Any]], printed: Printed) -> None:
+def test_notebooks(run: Callable[..., dict[str, Any]], printed: Printed) -> None:
     """The cells of the page: the pool is opened, used and closed."""
-    names = run("notebooks.md")
+    names = run("code-and-data.md", "Notebooks")
     assert not names["pool"].is_active
     assert printed.read().out.endswith("squaring 7\n")

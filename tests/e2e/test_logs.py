@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import WorkerLostError
 from skyward.records import pools
 from skyward.records.run import runs_folder
 from tests import journals
 from tests.e2e import logs_functions as functions
-from tests.e2e.conftest import IMAGE
 from tests.printed import Printed
 from tests.waiting import wait_until
 
@@ -47,42 +45,6 @@ def handled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     logger.propagate = before
-
-
-def test_what_a_killed_worker_had_begun_to_print_is_shown_and_kept(new_pool: NewPool, printed: Printed) -> None:
-    """Also the beginnings of lines, after the pool's end, each with its node and call."""
-    with new_pool() as pool, pytest.raises(WorkerLostError, match="SIGKILL") as caught:
-        sky.compute(functions.die)("kill") >> pool
-    assert "begun as well" in str(caught.value)
-    seen = printed.read()
-    assert "[0] a whole line\n" in seen.out and "[0] begun\n" in seen.out and "[0] begun as well\n" in seen.err
-
-    entries = _logs(pool.id, "--node", "0")
-    assert {e["rank"] for e in entries} == {0} and all(e["pool"] == pool.id for e in entries)
-    of_call = {(e["stream"], line) for e in _logs(pool.id, "--call", "1") for line in e["text"].splitlines()}
-    assert of_call == {("out", "a whole line"), ("out", "begun"), ("err", "begun as well")}
-    below = [e for e in entries if e["call"] is None]
-    assert "".join(e["text"] for e in below).splitlines() == ["below Python"]
-    with pytest.raises(subprocess.CalledProcessError) as refused:
-        _logs(pool.id, "--node", "7")
-    assert "has no node 7: its nodes are 0." in refused.value.stderr
-
-
-def test_what_was_begun_when_the_whole_node_was_killed(new_pool: NewPool) -> None:
-    """Nobody there can send it any more: it is read from the node's files."""
-    with new_pool(display="quiet") as pool, pytest.raises(WorkerLostError, match="Node 0 was lost"):
-        sky.compute(functions.die)("kill the node") >> pool
-    of_call = {(e["stream"], line) for e in _logs(pool.id, "--call", "1") for line in e["text"].splitlines()}
-    assert of_call == {("out", "a whole line"), ("out", "begun"), ("err", "begun as well")}
-
-
-def test_what_a_worker_had_begun_to_print_when_memory_ran_out(printed: Printed) -> None:
-    small = sky.ComputePool(sky.Docker(), image=IMAGE, memory=0.5, display="quiet")
-    with small as pool, pytest.raises(WorkerLostError) as caught:
-        sky.compute(functions.die)("hoard") >> pool
-    assert caught.value.oom
-    assert printed.read().out == ""
-    assert "begun" in [e["text"].strip() for e in _logs(pool.id) if e["call"] == 1]
 
 
 def test_no_secret_is_shown_or_kept(new_pool: NewPool, printed: Printed) -> None:
