@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from scripts.site import commands, mermaid
+from scripts.site import mermaid
 
 ROOT = Path(__file__).parents[2]
 GUIDES = "examples/guides"
@@ -78,8 +78,6 @@ def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, file
     known = sources()
     here = page.file.src_uri
     pieces = _FENCE.split(markdown)
-    if here == "cli.md":
-        pieces.append(f"\n{commands.reference()}")
     return "".join(piece if piece.startswith("```") else with_links(piece, here, known) for piece in pieces)
 
 
