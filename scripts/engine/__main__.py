@@ -1,4 +1,4 @@
-"""Command line of the engine script: `python3 scripts/engine up|down|status`."""
+"""Command line of the engine script: `python3 scripts/engine up|down`."""
 
 import argparse
 import sys
@@ -23,15 +23,12 @@ def main() -> int:
     verbs.add_parser("down", help="stop what up started").add_argument(
         "--purge", action="store_true", help="also remove .engine with all its data"
     )
-    verbs.add_parser("status", help="say what runs")
     chosen = parser.parse_args()
     try:
         if chosen.command == "up":
             commands.up(here())
-        elif chosen.command == "down":
-            commands.down(here(), purge=chosen.purge)
         else:
-            commands.status(here())
+            commands.down(here(), purge=chosen.purge)
     except SetupError as problem:
         return fail(problem)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The three commands: up, down, status, each told in the order in which things happen."""
+"""The commands up and down, each in the order in which things happen."""
 
 import json
 import os
@@ -154,12 +154,3 @@ def down(place: Place, *, purge: bool) -> None:
         if purge:
             mounts.remove(place.run, place.root)
     say("stopped" + (", and .engine is removed" if purge else "; data is kept in .engine"))
-
-
-def status(place: Place) -> None:
-    """Print what runs and what `.engine/env` says."""
-    engine, stored = daemon.pid(place), registry.pid(place)
-    say(f"private engine: {f'process {engine} at {place.socket}' if engine else 'not running'}")
-    say(f"registry: {f'process {stored}' if stored else 'not running'}")
-    for name, value in envfile.read(place.env).items():
-        say(f"{name}={value}")

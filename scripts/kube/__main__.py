@@ -1,4 +1,4 @@
-"""Command line of the Kubernetes for tests: `python3 scripts/kube build|up|down|status`."""
+"""Command line of the Kubernetes for tests: `python3 scripts/kube build|up|down`."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything has ch
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from scripts.engine.console import SetupError  # noqa: E402
-from scripts.kube.commands import build, down, status, up  # noqa: E402
+from scripts.kube.commands import build, down, up  # noqa: E402
 from scripts.kube.place import here  # noqa: E402
 
 
@@ -22,10 +22,9 @@ def main() -> int:
     verbs.add_parser("build", help="install the packages and build the program, which takes about 5 minutes once")
     verbs.add_parser("up", help="bring up two nodes; write .kube/kubeconfig")
     verbs.add_parser("down", help="take the cluster away with all its data; the program stays in the cache")
-    verbs.add_parser("status", help="say what runs")
     chosen = parser.parse_args()
     try:
-        {"build": build, "up": up, "down": down, "status": status}[chosen.command](here())
+        {"build": build, "up": up, "down": down}[chosen.command](here())
     except (SetupError, OSError) as problem:
         print(f"kube: {problem}", file=sys.stderr, flush=True)
         return 1

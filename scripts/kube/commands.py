@@ -1,4 +1,4 @@
-"""The commands: build, up, down, status."""
+"""The commands: build, up, down."""
 
 import contextlib
 import subprocess
@@ -138,17 +138,6 @@ def _clear(cluster: Cluster) -> None:
                 with contextlib.suppress(OSError):  # a process that is just ending
                     folder.rmdir()
     cluster.state_file.unlink(missing_ok=True)
-
-
-def status(cluster: Cluster) -> None:
-    """Print what runs."""
-    if not cluster.kubeconfig.exists():
-        _say("not up" if binary.is_there() else "not up, and not built")
-        return
-    names = control.ready(cluster)
-    for each in cluster.machines:
-        _say(f"{each.name} {each.address}: {'ready' if each.name in names else 'not ready'}")
-    _say(f"the API server listens at {cluster.url}; see {cluster.kubeconfig}")
 
 
 def _say(line: str) -> None:

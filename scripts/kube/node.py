@@ -1,10 +1,8 @@
 """One node as processes and mounts: containerd, the network of its pods, and the kubelet."""
 
 import json
-import time
 from pathlib import Path
 
-from scripts.engine.console import SetupError
 from scripts.engine.daemon import daemon_path
 from scripts.stand import machine
 from scripts.stand.place import program
@@ -158,16 +156,3 @@ def power_on(node: Machine) -> None:
 def kill_kubelet(node: Machine) -> None:
     """Kill its kubelet, which is started again at once; its pods go on."""
     node.run("pkill", "-KILL", "-x", "kubelet")
-
-
-def wait_engine(node: Machine, limit_s: float = 60) -> None:
-    """Block until its containerd answers and has the pause image.
-
-    Raises:
-        SetupError: it does not in time.
-    """
-    deadline_s = time.monotonic() + limit_s
-    while not (node.folder / "engine-is-up").exists():
-        if time.monotonic() > deadline_s:
-            raise SetupError(f"containerd of {node.name} does not come up; see {node.stand.log(node.name)}.")
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Command line of the Slurm cluster: `python3 scripts/slurm up|down|status`."""
+"""Command line of the Slurm cluster: `python3 scripts/slurm up|down`."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything has ch
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from scripts.engine.console import SetupError  # noqa: E402
-from scripts.slurm.commands import down, status, up  # noqa: E402
+from scripts.slurm.commands import down, up  # noqa: E402
 from scripts.slurm.place import here  # noqa: E402
 
 
@@ -21,10 +21,9 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="command", required=True)
     verbs.add_parser("up", help="bring up a login node and three compute nodes; write .slurm/cluster.json")
     verbs.add_parser("down", help="take them away with all their data")
-    verbs.add_parser("status", help="say what runs")
     chosen = parser.parse_args()
     try:
-        {"up": up, "down": down, "status": status}[chosen.command](here())
+        {"up": up, "down": down}[chosen.command](here())
     except (SetupError, OSError) as problem:
         print(f"slurm: {problem}", file=sys.stderr, flush=True)
         return 1

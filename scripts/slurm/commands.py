@@ -1,4 +1,4 @@
-"""The commands: up, down, status; and the machines' power, which tests switch off and on."""
+"""The commands: up and down; and the machines' power, which tests switch off and on."""
 
 import contextlib
 import json
@@ -155,16 +155,6 @@ def _clear(cluster: Cluster) -> None:
         elif path.name != "lock":
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-
-
-def status(cluster: Cluster) -> None:
-    """Print what runs."""
-    if not cluster.facts_file.exists():
-        _say("not up")
-        return
-    for machine in cluster.machines:
-        init = machine.init
-        _say(f"{machine.name} {machine.address}: {'off' if init is None else f'on, its init is process {init}'}")
 
 
 def _say(line: str) -> None:

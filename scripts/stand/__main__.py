@@ -1,4 +1,4 @@
-"""Command line of the stand: `python3 scripts/stand up|down|status|fault`."""
+"""Command line of the stand: `python3 scripts/stand up|down|fault`."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this runs before anything has ch
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from scripts.engine.console import SetupError  # noqa: E402
-from scripts.stand.commands import down, status, up  # noqa: E402
+from scripts.stand.commands import down, up  # noqa: E402
 from scripts.stand.faults import KINDS  # noqa: E402
 from scripts.stand.place import here  # noqa: E402
 
@@ -22,7 +22,6 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="command", required=True)
     verbs.add_parser("up", help="bring up three hosts; write .stand/hosts.json")
     verbs.add_parser("down", help="take them away with all their data")
-    verbs.add_parser("status", help="say what runs")
     fault = verbs.add_parser("fault", help="break something on a host, or mend it")
     fault.add_argument("kind", choices=sorted(KINDS))
     fault.add_argument("host", type=int, choices=(1, 2, 3), help="number of the host")
@@ -32,7 +31,7 @@ def main() -> int:
         if chosen.command == "fault":
             KINDS[chosen.kind](here().host(chosen.host), *map(int, chosen.arguments))
         else:
-            {"up": up, "down": down, "status": status}[chosen.command](here())
+            {"up": up, "down": down}[chosen.command](here())
     except (SetupError, OSError) as problem:
         print(f"stand: {problem}", file=sys.stderr, flush=True)
         return 1

@@ -1,4 +1,4 @@
-"""The three commands: up, down, status."""
+"""The commands: up, down."""
 
 import contextlib
 import json
@@ -79,17 +79,6 @@ def _clear(stand: Stand) -> None:
             with contextlib.suppress(OSError):  # a process that is just ending
                 folder.rmdir()
     stand.state_file.unlink(missing_ok=True)
-
-
-def status(stand: Stand) -> None:
-    """Print what runs."""
-    if "subnet" not in stand.state:
-        _say("not up")
-        return
-    for host in stand.hosts:
-        init = host.init
-        _say(f"{host.name} {host.address}: {'off' if init is None else f'on, its init is process {init}'}")
-    _say(f"registry for the hosts: {stand.registry or 'none'}")
 
 
 def _say(line: str) -> None:
