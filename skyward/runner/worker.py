@@ -382,7 +382,6 @@ def _start(control: socket.socket) -> Worker:
     diagnosis.prepare_dump(diagnosis.dump_file(start))
     place = read_place()
     worker = Worker(start, place)
-    shared.values.directory = Path.cwd() / shared.DIRECTORY
     process.modules_directory = Path.cwd() / CODE_DIR
     output.install(worker)
 

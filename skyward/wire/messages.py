@@ -31,7 +31,7 @@ class Kind(IntEnum):
     CREDIT = 16  # JSON number of further items of a stream that may be sent
     GATHERED = 17  # answers a GATHER: JSON {"round", "parts"}, the buffers of all ranks; or {"round", "error"}
     STACK = 18  # request the stack of the call with this id; answered by STACKS
-    SHARED = 19  # mode (see `runner.shared_values`), digest, the pickled value unless a neighbour has it
+    SHARED = 19  # digest and the pickled value
     CHECKPOINTED = 27  # answers a CHECKPOINT: JSON {"request", result} or {"request", "error"}; id = call
     FORGET = 20  # digest of a shared value that no call needs any more
     LOGGING = 26  # JSON {"level"}: minimum level of functions' logging; see `runner.process`

@@ -1,4 +1,4 @@
-"""Calls that share large arguments: each is sent to a node once, and afterwards referred to by its digest."""
+"""Calls that share large arguments: each is sent to a worker once, and afterwards referred to by its digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyward._pool.code.bundle import modules_of
-from skyward.runner.shared_values import DIGEST_BYTES, KEEP, LEAVE, TAKE, own_copy, shared
+from skyward.runner.shared_values import DIGEST_BYTES, own_copy, shared
 from skyward.system.futures import Future
 from skyward.wire import payload
 from skyward.wire.frames import Frame
@@ -20,9 +20,9 @@ from skyward.wire.messages import Kind
 
 if TYPE_CHECKING:
     from skyward._pool.code.functions import Function, Functions
-    from skyward._pool.nodes.worker_client import WorkerClient
+    from skyward._pool.task import Task
 
-BUDGET = 512 * 1024 * 1024  # limit in bytes for unused values that are kept here, and on each node
+BUDGET = 512 * 1024 * 1024  # limit in bytes for unused values that are kept here, and in each worker
 SHARED_FROM = 64 * 1024  # bytes; smaller values are cheaper inside the call than as a separate message
 READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get writable copies; joblib uses the same limit
 _RECENT_CALLS = 64  # a value that none of this many last calls used may be dropped
@@ -179,53 +179,30 @@ def _address(obj: Any) -> tuple[Any, ...]:
     return (id(obj),)  # a subclass of ndarray may hold more than its data
 
 
-@dataclass(slots=True)
-class _Held:
-    """A value that a node holds: its size, the worker it was sent to, and all workers that can use it."""
-
-    nbytes: int
-    source: WorkerClient
-    holders: list[WorkerClient]
-
-
 class SharedValueIndex:
-    """The shared values that the workers of one node hold. Used under the dispatcher's lock.
+    """The shared values that one worker holds. Used under the dispatcher's lock.
 
     Args:
-        processes: number of the node's worker processes; if there are several, the first passes a value to the others.
         budget: bytes above which values that no outstanding call needs are dropped, least recently used first.
     """
 
-    def __init__(self, processes: int = 1, budget: int = BUDGET) -> None:
-        self._how, self._budget = LEAVE if processes > 1 else KEEP, budget
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by digest, least recently used first
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._budget = budget
+        self._held: OrderedDict[bytes, int] = OrderedDict()  # size by digest, least recently used first
 
-    def messages(self, worker: WorkerClient, values: Iterable[SharedValue]) -> Iterator[Frame]:
-        """Yield the messages to send a worker before a call that needs these values and is in its `outstanding`."""
+    def messages(self, values: Iterable[SharedValue], outstanding: Iterable[Task]) -> Iterator[Frame]:
+        """Yield the messages to send the worker before a call that needs these values and is one of `outstanding`."""
         for value in values:
-            held = self._held.get(value.digest)
-            if held is None or not held.source.alive:  # a dead source may not have passed the value on
-                others = [holder for holder in held.holders if holder.alive and holder is not worker] if held else []
-                self._held[value.digest] = _Held(value.nbytes, worker, [worker, *others])
-                yield Frame(Kind.SHARED, 0, bytes((self._how,)) + value.digest + value.head, value.buffers)
-                self._make_room()
-            elif worker not in held.holders:
-                held.holders.append(worker)
-                yield Frame(Kind.SHARED, 0, bytes((TAKE,)) + value.digest)
+            if value.digest not in self._held:
+                self._held[value.digest] = value.nbytes
+                yield Frame(Kind.SHARED, 0, value.digest + value.head, value.buffers)
             self._held.move_to_end(value.digest)
-
-    def _make_room(self) -> None:
-        excess = sum(held.nbytes for held in self._held.values()) - self._budget
+        excess = sum(self._held.values()) - self._budget
         if excess <= 0:
             return
-        workers = {worker.rank: worker for held in self._held.values() for worker in held.holders if worker.alive}
-        calls = [task for worker in workers.values() for task in worker.outstanding.values()]
-        needed = {value.digest for task in calls for value in task.shared}
+        needed = {value.digest for task in outstanding for value in task.shared}
         for digest in [digest for digest in self._held if digest not in needed]:
             if excess <= 0:
                 return
-            held = self._held.pop(digest)
-            excess -= held.nbytes
-            for holder in held.holders:
-                if holder.alive:
-                    holder.post_frame(Frame(Kind.FORGET, 0, digest))
+            excess -= self._held.pop(digest)
+            yield Frame(Kind.FORGET, 0, digest)

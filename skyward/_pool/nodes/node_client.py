@@ -11,7 +11,6 @@ from typing import Any
 
 from skyward._pool import named
 from skyward._pool.background import Callbacks
-from skyward._pool.code.shared_arguments import SharedValueIndex
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.named import Order
@@ -83,7 +82,6 @@ class NodeClient:
         self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `usage`, by number
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerClient] = {}
-        self._shared = SharedValueIndex(shape.processes)
         self._readers = 0  # number of threads that read from its workers
         self._agent: Connection | None = None
         self._agent_reader: threading.Thread | None = None
@@ -118,7 +116,6 @@ class NodeClient:
         assert self._agent is not None
         worker = WorkerClient(self.index, number, rank, generation, self._shape.slots, connection, self._agent)
         worker.is_one_of_several_ranks = self._shape.ranks > 1
-        worker.shared = self._shared
         self._workers[number] = worker
         if self._closing:  # checked after that line: closing sets the flag first, then settles the workers
             connection.close()

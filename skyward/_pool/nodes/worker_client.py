@@ -71,7 +71,7 @@ class WorkerClient:
         draining: whether its node is about to be removed, so that it receives no new calls.
         is_one_of_several_ranks: whether its node has several ranks, so that messages must name the rank.
         gather: coordinator of the ranks that it is set up with; None if it is set up alone.
-        shared: the shared values that its node holds.
+        shared: the shared values that it holds.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class WorkerClient:
         if self._functions.get(function.number) is not function:
             self._post_function(function)
         if task.shared:
-            self.connection.enqueue(*self.shared.messages(self, task.shared))
+            self.connection.enqueue(*self.shared.messages(task.shared, self.outstanding.values()))
         self.connection.enqueue(task.call_frame())
 
     def post_frame(self, frame: Frame) -> None:

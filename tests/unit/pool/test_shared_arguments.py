@@ -19,7 +19,7 @@ from skyward._pool.code.shared_arguments import Packed, SharedArguments, SharedV
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.task import Task
 from skyward.errors import SerializationError
-from skyward.runner.shared_values import KEEP, LEAVE, TAKE, Values
+from skyward.runner.shared_values import Values
 from skyward.wire import payload
 from skyward.wire.messages import Kind
 from tests.unit.pool.fakes import FUNCTION, fake, make_worker
@@ -39,113 +39,59 @@ def post(worker: WorkerClient, ident: int, *values: SharedValue) -> Task:
     return task
 
 
-def on_node(*workers: WorkerClient, processes: int = 1, budget: int = 1000) -> None:
-    index = SharedValueIndex(processes, budget)
-    for worker in workers:
-        worker.shared = index
-
-
-def sent(worker: WorkerClient) -> list[tuple[Kind, int | None, bytes]]:
-    """What a worker was sent: kind; for values how it is to be kept; their digest."""
-    found: list[tuple[Kind, int | None, bytes]] = []
+def sent(worker: WorkerClient) -> list[tuple[Kind, int | bytes]]:
+    """What a worker was sent: kind; for values their digest, for calls their number."""
+    found: list[tuple[Kind, int | bytes]] = []
     for frame in fake(worker).sent:
-        if frame.kind == Kind.SHARED:
-            found.append((Kind.SHARED, frame.head[0], bytes(frame.head[1:17])))
-        elif frame.kind == Kind.FORGET:
-            found.append((Kind.FORGET, None, bytes(frame.head)))
+        if frame.kind in (Kind.SHARED, Kind.FORGET):
+            found.append((frame.kind, bytes(frame.head[:16])))
         elif frame.kind == Kind.CALL:
-            found.append((Kind.CALL, frame.id, b""))
+            found.append((Kind.CALL, frame.id))
     return found
 
 
-def test_a_worker_is_sent_a_value_once_and_before_the_call() -> None:
+def test_each_worker_is_sent_a_value_once_and_before_the_call() -> None:
     """The second call that needs it carries its digest alone."""
-    worker, big = make_worker(0), value(100, "big")
-    on_node(worker)
+    first, second, big = make_worker(0), make_worker(1), value(100, "big")
 
-    post(worker, 1, big)
-    post(worker, 2, big)
+    for worker in (first, second):
+        post(worker, 1, big)
+        post(worker, 2, big)
 
-    assert sent(worker) == [(Kind.SHARED, KEEP, big.digest), (Kind.CALL, 1, b""), (Kind.CALL, 2, b"")]
-
-
-def test_neighbours_take_a_value_from_the_worker_that_has_it() -> None:
-    """One worker process of the node is sent the content, the others where to find it; another node is sent its own."""
-    first, second, elsewhere = make_worker(0), make_worker(1), make_worker(2)
-    on_node(first, second, processes=2)
-    on_node(elsewhere, processes=2)
-    big = value(100, "big")
-
-    for ident, worker in enumerate((first, second, second, elsewhere)):
-        post(worker, ident, big)
-
-    assert sent(first)[0] == (Kind.SHARED, LEAVE, big.digest)
-    assert sent(second) == [(Kind.SHARED, TAKE, big.digest), (Kind.CALL, 1, b""), (Kind.CALL, 2, b"")]
-    assert [len(frame.head) for frame in fake(second).sent if frame.kind == Kind.SHARED] == [17]
-    assert sent(elsewhere)[0] == (Kind.SHARED, LEAVE, big.digest)
-
-
-def test_a_worker_that_was_started_again_is_sent_everything_again() -> None:
-    """What died with the old process is not reckoned with."""
-    old, big = make_worker(0), value(100, "big")
-    on_node(old)
-    post(old, 1, big)
-    old.alive = False
-    fresh = make_worker(0, generation=1)
-    fresh.shared = old.shared
-
-    post(fresh, 2, big)
-
-    assert sent(fresh) == [(Kind.SHARED, KEEP, big.digest), (Kind.CALL, 2, b"")]
-
-
-def test_neighbours_of_a_worker_that_died_do_not_wait_for_it() -> None:
-    """It may have died before it had written the file: the next call brings the content once more."""
-    first, second = make_worker(0), make_worker(1)
-    on_node(first, second, processes=2)
-    big = value(100, "big")
-    post(first, 1, big)
-    first.alive = False
-
-    post(second, 2, big)
-
-    assert sent(second)[0] == (Kind.SHARED, LEAVE, big.digest)
+        assert sent(worker) == [(Kind.SHARED, big.digest), (Kind.CALL, 1), (Kind.CALL, 2)]
 
 
 def test_what_was_used_least_recently_is_let_go_of_first() -> None:
-    """Beyond the budget, all who hold a value are told to forget it; one that is used again is sent again."""
-    first, second = make_worker(0), make_worker(1)
-    on_node(first, second, processes=2, budget=250)
+    """Beyond the budget the worker is told to forget it; one that is used again is sent again."""
+    worker = make_worker(0)
+    worker.shared = SharedValueIndex(250)
     a, b, c = (value(100, name) for name in "abc")
-    for ident, (worker, needed) in enumerate([(first, a), (second, a), (first, b), (first, a)]):
+    for ident, needed in enumerate([a, b, a, c, b]):
         post(worker, ident, needed)
         worker.outstanding.clear()
 
-    post(first, 9, c)
-
-    assert sent(first)[-1] == (Kind.CALL, 9, b"")
-    assert (Kind.SHARED, LEAVE, c.digest) in sent(first)
-    assert (Kind.FORGET, None, b.digest) in sent(first)
-    assert (Kind.FORGET, None, a.digest) not in sent(first)
-    first.outstanding.clear()
-    post(first, 10, b)
-    second.flush()
-    assert sent(first).count((Kind.SHARED, LEAVE, b.digest)) == 2
-    assert (Kind.FORGET, None, a.digest) in sent(second)
+    assert [entry for entry in sent(worker) if entry[0] != Kind.CALL] == [
+        (Kind.SHARED, a.digest),
+        (Kind.SHARED, b.digest),
+        (Kind.SHARED, c.digest),
+        (Kind.FORGET, b.digest),
+        (Kind.SHARED, b.digest),
+        (Kind.FORGET, a.digest),
+    ]
 
 
 def test_what_a_call_needs_is_never_let_go_of() -> None:
-    """A value beyond the whole budget stays while calls that need it are on the node."""
+    """A value beyond the whole budget stays while calls that need it are on the worker."""
     worker, huge, small = make_worker(0), value(1000, "huge"), value(10, "small")
-    on_node(worker, budget=50)
+    worker.shared = SharedValueIndex(50)
     task = post(worker, 1, huge)
     post(worker, 2, small)
-    assert all(kind != Kind.FORGET for kind, _, _ in sent(worker))
+    assert all(kind != Kind.FORGET for kind, _ in sent(worker))
 
     task.resolve(error=RuntimeError())
     post(worker, 3, value(60, "third"))
 
-    assert (Kind.FORGET, None, huge.digest) in sent(worker)
+    assert (Kind.FORGET, huge.digest) in sent(worker)
 
 
 # packing -------------------------------------------------------------------------------------------------------------
@@ -159,7 +105,7 @@ def unpacked(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]
     """The arguments as a node sees them, after it has been sent the values."""
     values = Values()
     for entry in packed.values:
-        values.keep(bytes((KEEP,)) + entry.digest + entry.head, entry.buffers)
+        values.keep(entry.digest + entry.head, entry.buffers)
     monkeypatch.setattr("skyward.runner.shared_values.values", values)
     args, _ = payload.loads(packed.data, packed.buffers)
     found: tuple[Any, ...] = args
