@@ -39,14 +39,14 @@ def post(worker: WorkerClient, ident: int, *values: SharedValue) -> Task:
     return task
 
 
-def sent(worker: WorkerClient) -> list[tuple[Kind, int | bytes]]:
+def sent(worker: WorkerClient) -> list[tuple[int, int | bytes]]:
     """What a worker was sent: kind; for values their digest, for calls their number."""
-    found: list[tuple[Kind, int | bytes]] = []
+    found: list[tuple[int, int | bytes]] = []
     for frame in fake(worker).sent:
         if frame.kind in (Kind.SHARED, Kind.FORGET):
             found.append((frame.kind, bytes(frame.head[:16])))
         elif frame.kind == Kind.CALL:
-            found.append((Kind.CALL, frame.id))
+            found.append((frame.kind, frame.id))
     return found
 
 

@@ -192,6 +192,7 @@ def test_a_client_knows_a_task_of_another_pool(start: Start, pool: tuple[Identit
         Client(identities("Kubernetes", "another", 1)[0][0]).connect("claim")
 
 
+@pytest.mark.alone
 def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, Identity]) -> None:
     """Peers that do not even begin TLS, more than are waited for at once."""
     start()
@@ -215,7 +216,7 @@ def test_a_task_ends_when_no_client_has_come_for_its_lease(start: Start) -> None
 
 def test_a_task_ends_when_its_client_has_been_gone_for_the_lease(start: Start, pool: tuple[Identity, Identity]) -> None:
     """The lease begins again when the client has gone."""
-    task = start(lease_s=0.5)
+    task = start(lease_s=6)
     session, _ = Client(pool[0]).claim()
     session.close()
     assert task.wait(WAIT_S) == 0

@@ -34,8 +34,8 @@ def test_a_call_in_the_main_thread_is_woken_from_a_system_call(main_slot: MainSl
     started = time.monotonic()
     timer = soon(lambda: main_slot.interrupt(5))
     with pytest.raises(Interrupted):
-        time.sleep(10)
-    assert time.monotonic() - started < 8
+        time.sleep(60)
+    assert time.monotonic() - started < 30
     timer.join()
 
 
