@@ -13,12 +13,12 @@ demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
 
 test: engine venv lint typing  ## what a contributor waits for: unit, simulator, processes, Docker, SSH, a framework of each kind
-	@$(ENV) $(BIN)/python -m pytest --core -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
+	@$(ENV) $(BIN)/python -m pytest --instafail --core -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
 
 test-all: engine venv lint typing  ## everything, before a release: also Kubernetes, Slurm, clouds, all frameworks, chaos
 	@mkdir -p .kube && { $(PYTHON) scripts/kube build >.kube/build.log 2>&1 & }  # its tests come last, and wait for it
-	@$(ENV) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
-	@$(ENV) $(BIN)/python -m pytest -m alone $(ALONE)
+	@$(ENV) $(BIN)/python -m pytest --instafail -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
+	@$(ENV) $(BIN)/python -m pytest --instafail -m alone $(ALONE)
 
 lint: venv
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format --check -q .

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import failures
 from tests.printed import Printed
 
 ROOT = Path(__file__).parent.parent
@@ -67,8 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="without the tests that `make test-all` alone runs")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    failures.register(config, _STATE)
+def pytest_configure() -> None:
     _settle_hypothesis()
 
 
