@@ -54,8 +54,8 @@ def command(
     As `python PROGRAM ARGUMENTS` does. Everything after PROGRAM is the program's own. Exit status is the program's.
     With --detach the program runs where its first pool is: in a process of its own for sky.Local and sky.Docker, in a
     container of the first machine for sky.SSH and sky.AWS. To find that, it is run here until it opens that pool,
-    which is not created. It goes on when this machine's terminal, or where its pools are
-    elsewhere the machine itself, is gone; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
+    which is not created. It goes on after this terminal is closed, and where its pools are elsewhere, after
+    this machine is switched off; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
     """
     prune_at_times()
     launch = Launch.of(program, arguments, is_module=is_module, name=name)

@@ -271,7 +271,7 @@ def test_a_lost_container_is_named_and_replaced(containers: Containers, printed:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        with pytest.raises(WorkerLostError, match="Node 1 was lost") as caught:
+        with pytest.raises(WorkerLostError, match="Node 1 was killed") as caught:
             fails_on(5, "never") @ pool
         assert time.monotonic() - killed[0] < STOPPED_S
         killer.join(60)

@@ -81,16 +81,6 @@ def meeting() -> Meeting:
     return Meeting()
 
 
-def test_everybody_gets_everything_in_the_order_of_the_ranks(meeting: Meeting) -> None:
-    """Whoever comes first; nobody is answered before the last has come."""
-    meeting.give(2, "c")
-    meeting.give(0, "a")
-    assert meeting.ranks[2].hears_nothing()
-    meeting.give(1, "b")
-
-    assert meeting.answers(0, 1, 2) == [["a", "b", "c"]] * 3
-
-
 def test_large_values_stay_beside_the_pickle(meeting: Meeting) -> None:
     """Each rank's buffers reach all, in their order."""
     values = [[bytes([n]) * 2_000_000, bytearray(100_000)] for n in range(3)]
@@ -98,14 +88,6 @@ def test_large_values_stay_beside_the_pickle(meeting: Meeting) -> None:
         meeting.give(rank, value)
 
     assert meeting.answers(0, 1, 2) == [values] * 3
-
-
-def test_one_gather_follows_another(meeting: Meeting) -> None:
-    """Under other names or the same."""
-    for name in ("port", "ready", "ready"):
-        for rank in (1, 2, 0):
-            meeting.give(rank, (name, rank), name)
-        assert meeting.answers(0, 1, 2) == [[(name, 0), (name, 1), (name, 2)]] * 3
 
 
 def test_a_late_rank_is_named_to_all(meeting: Meeting) -> None:
@@ -194,17 +176,6 @@ def test_a_rank_that_runs_again_is_out_of_step(meeting: Meeting) -> None:
                                      "the others."] * 2  # fmt: skip
 
 
-def test_a_rank_that_runs_again_in_time_takes_its_own_place(meeting: Meeting) -> None:
-    """What its former self has given is replaced."""
-    meeting.give(1, "former")
-    meeting.ranks[1] = Rank(1)
-    meeting.give(1, "present")
-    meeting.give(0)
-    meeting.give(2)
-
-    assert meeting.answers(0, 1, 2) == [[None, "present", None]] * 3
-
-
 def test_a_failure_is_final(meeting: Meeting) -> None:
     """A rank that goes on after it is told the same at once."""
     meeting.give(0)
@@ -223,14 +194,6 @@ def test_a_rank_that_is_gone_keeps_no_answer_from_the_others(meeting: Meeting) -
     meeting.give(2)
 
     assert meeting.answers(1, 2) == [[None] * 3] * 2
-
-
-def test_who_waits_can_be_asked(meeting: Meeting) -> None:
-    """For errors that name them."""
-    assert meeting.coordinator.waiting() == ("", [])
-    meeting.give(2, name="address")
-    meeting.give(0, name="address")
-    assert meeting.coordinator.waiting() == ("address", [0, 2])
 
 
 def test_a_call_that_runs_alone_is_refused() -> None:

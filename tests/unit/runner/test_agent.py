@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from contextlib import ExitStack
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError
-from skyward.model.instance import DISMISS, ENV_VAR, EXIT_DISMISSED, KEY_FILE, InstanceInfo
-from skyward.runner.config import GPUS_VAR
+from skyward.model.instance import DISMISS, EXIT_DISMISSED
 from skyward.wire import handshake
 from skyward.wire.frames import dial
 from skyward.wire.messages import STDERR, STDOUT, Kind
@@ -34,33 +32,6 @@ def _worker_breaks(folder: Path, how: str, when: str = "True") -> dict[str, str]
     condition = f"'skyward.runner.worker' in sys.orig_argv and ({when})"
     (folder / "sitecustomize.py").write_text(f"import os, sys\nif {condition}:\n    {how}\n")
     return {"PYTHONPATH": str(folder)}
-
-
-def test_it_announces_itself_once_all_workers_listen(start: Start) -> None:
-    """One line names every address; the key is gone from the disk."""
-    node = start(processes=2)
-    announcement = node.ready()
-    assert announcement.agent == "unix:agent.sock"
-    assert announcement.workers == ("unix:w0.0.sock", "unix:w1.0.sock")
-    assert not (node.run_dir / KEY_FILE).exists()
-
-
-def test_ranks_of_a_node_know_who_they_are(start: Start) -> None:
-    """Each has its own place and GPU in its environment, also the one that is started again."""
-    place = replace(PLACE, accelerators=2, workers_per_node=2)
-    node = start({ENV_VAR: place.to_json(), GPUS_VAR: "3,5"}, processes=2)
-    node.ready()
-    client = node.client()
-    tell = f"import os; os.write(1, (os.environ[{GPUS_VAR!r}] + ' ' + os.environ[{ENV_VAR!r}] + '\\n').encode())"
-    client.tell(Kind.KILL, worker=1)
-    client.document(Kind.WORKER_UP)
-    found = []
-    for worker, generation in ((0, 0), (1, 1)):
-        node.do(tell, worker=worker, generation=generation)
-        gpus, _, document = client.output(until="}")[-1][2].partition(" ")
-        found.append((gpus, InstanceInfo.from_json(document).global_worker_index))
-
-    assert found == [("3", 2), ("5", 3)]
 
 
 def test_it_answers_while_a_worker_holds_the_gil(node: RunningNode) -> None:
@@ -117,26 +88,6 @@ def test_a_client_of_a_worker_that_is_taken_waits_for_its_end(node: RunningNode)
     client.output(until="second")
 
 
-def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
-    """The process group ends, the end is reported as a signal and not as out of memory, the other worker stays."""
-    node = start(processes=2)
-    node.ready()
-    client = node.client()
-    node.do("import os, subprocess; child = subprocess.Popen(['sleep', '60']); os.write(1, b'pid %d.\\n' % child.pid)")
-    grandchild = Pid(int(client.output(until=".\n")[-1][2].split()[1].rstrip(".")))
-    node.do(HOLD_THE_GIL)
-    began = time.monotonic()
-    client.tell(Kind.KILL, worker=0)
-    ended = client.document(Kind.WORKER_EXIT)
-    assert time.monotonic() - began < SOON_S
-    assert (ended["worker"], ended["code"], ended["signal"], ended["oom"]) == (0, None, signal.SIGKILL, False)
-    assert client.document(Kind.WORKER_UP) == {"worker": 0, "address": "unix:w0.1.sock", "generation": 1}
-    assert grandchild.ends()
-    node.do("import os; os.write(2, b'again\\n')", generation=1)
-    assert client.output(until="again")[-1] == (0, STDERR, "again\n")
-    assert _files(node) == ["agent.sock", "w0.1.sock", "w0.1.stack", "w1.0.sock", "w1.0.stack"]
-
-
 def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:
     """Before its workers end, and by its exit status: its pool must not take it for an accident."""
     client = node.client()
@@ -166,37 +117,6 @@ def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> N
     client.tell(Kind.KILL, worker=0, generation=0)
     client.ping_s()
     assert not fresh.ends(within_s=0.1)
-
-
-@pytest.mark.parametrize(
-    ("death", "code", "number"),
-    [
-        pytest.param("os._exit(3)", 3, None, id="status"),
-        pytest.param("os.kill(os.getpid(), 11)", None, signal.SIGSEGV, id="signal"),
-    ],
-)
-def test_a_death_is_reported_at_once(node: RunningNode, death: str, code: int | None, number: int | None) -> None:
-    """With exit status or signal and the last lines; an orphan that holds the worker's output delays nothing."""
-    client = node.client()
-    orphan = "subprocess.Popen(['sleep', '3'], start_new_session=True)"
-    last_words = "os.write(2, f'{time.time()} last words\\n'.encode())"
-    node.do(f"import os, subprocess, time; {orphan}; {last_words}; {death}")
-    ended = client.document(Kind.WORKER_EXIT)
-    assert time.time() - float(ended["log"].split()[0]) < SOON_S
-    assert ended["log"].endswith(" last words\n")
-    assert (ended["code"], ended["signal"], ended["oom"]) == (code, number, False)
-    client.document(Kind.WORKER_UP)
-
-
-def test_a_worker_killed_from_outside_is_noticed(node: RunningNode) -> None:
-    """A kill that nobody ordered reads the same, and the node goes on."""
-    client = node.client()
-    os.kill(node.pid(client), signal.SIGKILL)
-    began = time.monotonic()
-    assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
-    assert time.monotonic() - began < SOON_S
-    client.document(Kind.WORKER_UP)
-    assert node.pid(client, generation=1)
 
 
 def test_a_client_that_comes_later_learns_where_workers_are_now(node: RunningNode) -> None:
@@ -289,13 +209,6 @@ def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None
     assert node.end() == (0, "")
     assert 0.4 < time.monotonic() - began < 15
     assert _files(node) == []
-
-
-def test_workers_do_not_outlive_a_killed_agent(node: RunningNode) -> None:
-    """The end of the private socket ends them."""
-    worker = Pid(node.pid(node.client()))
-    node.process.kill()
-    assert worker.ends()
 
 
 @pytest.mark.parametrize(

@@ -68,32 +68,6 @@ def post() -> Post:
     return Post()
 
 
-def test_the_values_of_all_ranks_are_returned(post: Post) -> None:
-    """What is asked names the gather and carries the value."""
-    wait = post.gather(("10.0.0.1", 29400), "torch: address")
-    question = post.sent.get(timeout=60)
-    post.answer(question, "a", ("b", bytes(200_000)), None)
-
-    assert (question.kind, question.id) == (Kind.GATHER, 7)
-    assert decode(question.head) == {"name": "torch: address", "round": 1, "timeout_s": None}
-    assert payload.loads(question.buffers[0]) == ("10.0.0.1", 29400)
-    assert wait() == ["a", ("b", bytes(200_000)), None]
-
-
-def test_gathers_of_a_call_are_counted(post: Post) -> None:
-    """So that both sides agree which one an answer belongs to; each call counts its own."""
-    rounds = []
-    for call in (7, 7, 8, 7):
-        post.running = (call, [7, 8])
-        wait = post.gather(0)
-        question = post.sent.get(timeout=60)
-        rounds.append((question.id, decode(question.head)["round"]))
-        post.answer(question, 0)
-        wait()
-
-    assert rounds == [(7, 1), (7, 2), (8, 1), (7, 3)]
-
-
 def test_a_set_up_counts_from_one_again(post: Post) -> None:
     """As the other ranks do, which may be set up for the first time."""
     post.running = (SETUP, [SETUP])
@@ -117,28 +91,6 @@ def test_the_counts_of_calls_that_have_ended_are_forgotten(post: Post) -> None:
     assert len(post.gathers._rounds) == 1
 
 
-def test_answers_reach_the_call_they_belong_to(post: Post) -> None:
-    """Calls that gather side by side never mix, whichever is answered first."""
-    waits, questions = [], []
-    for call in (7, 8):
-        post.running = (call, [7, 8])
-        waits.append(post.gather(call))
-        questions.append(post.sent.get(timeout=60))
-    post.answer(questions[1], "eight")
-    post.answer(questions[0], "seven")
-
-    assert [wait() for wait in waits] == [["seven"], ["eight"]]
-
-
-def test_an_answer_nobody_waits_for_is_dropped(post: Post) -> None:
-    """The call was interrupted meanwhile."""
-    post.answer(Frame(Kind.GATHER, 7, encode({"round": 1})), "late")
-    wait = post.gather(0)
-    post.answer(post.sent.get(timeout=60), "in time")
-
-    assert wait() == ["in time"]
-
-
 def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
     """In the client's words."""
     wait = post.gather(0)
@@ -148,15 +100,6 @@ def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
 
     assert isinstance(error, PluginError)
     assert str(error) == "gather('port'): rank 1 (node 1) has left."
-
-
-def test_the_end_of_the_worker_ends_the_wait(post: Post) -> None:
-    """Of all that wait."""
-    wait = post.gather(0)
-    post.sent.get(timeout=60)
-    post.gathers.abandon("the worker is ending.")
-
-    assert str(wait()) == "gather('port'): the worker is ending."
 
 
 def test_nothing_is_waited_for_without_a_client(post: Post) -> None:
