@@ -69,7 +69,7 @@ def test_words_arrive_as_they_are() -> None:
         ("Cannot connect to the Docker daemon at unix:///x", "does not run"),
         ("sh: 1: docker: not found", "no docker command"),
         ("ssh: Could not resolve hostname box", "cannot be resolved"),
-        ("ssh: connect to host box port 22: Connection refused", "no SSH connection"),
+        ("ssh: connect to host box port 22: Connection refused", "the SSH connection failed"),
         ("No ED25519 host key is known for box and you have requested strict checking.", "host key is not known"),
     ],
 )
