@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +20,9 @@ from typing import Any
 
 import pytest
 import requests
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from skyward.builder import plan_for
 from skyward.builder.registry.pushing import digest_of, push, push_zstd
@@ -36,9 +38,9 @@ USER, PASSWORD = "ann", "canary-9d41c7"
 HTPASSWD = r"ann:$2b$05$Ab3Ab3Ab3Ab3Ab3Ab3Ab3eGUM8pmcopyjPE7Q4DejUpdb/VwbJoNy"  # bcrypt of that password
 CONFIG = """version: 0.1
 log: {{level: info}}
-storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+storage: {{filesystem: {{rootdirectory: /tmp/images}}}}
 http: {{addr: {address}}}
-auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}
+auth: {{htpasswd: {{realm: test, path: /locked/htpasswd}}}}
 """
 Push = Callable[..., str]
 
@@ -173,20 +175,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     (folder / "htpasswd").write_text(f"{HTPASSWD}\n")
-    (folder / "config.yml").write_text(CONFIG.format(folder=folder, address=address))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
-    command = [program, "serve", str(folder / "config.yml")]
-    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        said = threading.Thread(target=process.stderr.read)
-        try:
-            assert any("listening on" in line for line in process.stderr), "the registry ended at once"
-            said.start()  # goes on reading, so that the registry never waits for us
-            yield address
-        finally:
-            process.terminate()
-            process.wait(60)
-            said.join()
+    (folder / "config.yml").write_text(CONFIG.format(address=address))
+    testcontainers_config.ryuk_disabled = True  # its image is in a public registry, which not every machine reaches
+    container = DockerContainer(os.environ["SKYWARD_BASE"], command="docker-registry serve /locked/config.yml")
+    container.with_kwargs(network_mode="host")
+    container.with_volume_mapping(program, "/usr/local/bin/docker-registry").with_volume_mapping(str(folder), "/locked")
+    with container.waiting_for(LogMessageWaitStrategy("listening on").with_startup_timeout(60)):
+        yield address
 
 
 def _login(home: Path, registry: str, password: str) -> None:
