@@ -15,18 +15,17 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 from skyward.engine import Engine, visible_gpus
-from skyward.errors import EngineError, ProviderError, SkywardError
+from skyward.errors import EngineError, ProviderError
 from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator, fits
 from skyward.nodes.node import Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, sweep_orphans
 from skyward.runner.config import GPUS_VAR
-from skyward.system import socket, threading
+from skyward.system import socket
 
 _LOWEST, _HIGHEST = 10_000, 65_535
 _TRIES = 50  # ports chosen at random before all are tried in order
@@ -165,78 +164,6 @@ def _bindable(port: int) -> bool:
             if family == socket.AF_INET or error.errno in _TAKEN:
                 return False  # other errors mean that the machine lacks IPv6, which does not matter
     return True
-
-
-class PortForward:
-    """A local port that forwards connections until it is closed. Only users of this machine can reach it.
-
-    Args:
-        dial: opens the remote connection for each local one; if it fails, the local connection is closed.
-
-    Attributes:
-        port: its number, chosen among the free ones.
-    """
-
-    def __init__(self, dial: Callable[[], socket.socket]) -> None:
-        self._dial = dial
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port = int(self._listener.getsockname()[1])
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, name=f"forward {self.port}", daemon=True).start()
-
-    def close(self) -> None:
-        """Close the port, and all connections through it. Repeated calls do nothing."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        self._listener.close()
-        with self._lock:
-            left = list(self._open)
-        for each in left:
-            _end(each)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(near,), name=f"forward {self.port} in", daemon=True).start()
-
-    def _serve(self, near: socket.socket) -> None:
-        """Open the remote connection and copy in both directions (one thread per connection)."""
-        with near:
-            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                far = self._dial()
-            except (OSError, SkywardError):
-                return  # the local end sees a closed connection, and may connect again
-            with far:
-                with self._lock:
-                    self._open |= {near, far}
-                back = threading.Thread(target=_copy, args=(far, near), name=f"forward {self.port} out", daemon=True)
-                back.start()
-                _copy(near, far)
-                back.join()
-                with self._lock:
-                    self._open -= {near, far}
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy from one socket to the other until the data ends, and close that direction; after an error close both."""
-    space = memoryview(bytearray(_CHUNK))
-    try:
-        while count := source.recv_into(space):
-            target.sendall(space[:count])
-        target.shutdown(socket.SHUT_WR)
-    except OSError:
-        _end(source)
-        _end(target)
-
-
-def _end(sock: socket.socket) -> None:
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 # CPUs, memory and platform -------------------------------------------------------------------------------------------

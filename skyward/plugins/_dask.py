@@ -148,7 +148,8 @@ def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def _way_to_scheduler(pool: OpenPool) -> Iterator[str]:
     """Yield the scheduler's address for this machine, which stays the same when node 0 is replaced."""
-    from skyward.nodes.local_host import LocalHost, PortForward
+    from skyward.nodes.local_host import LocalHost
+    from skyward.wire.forward import Forward
 
     head = pool._head()
     if isinstance(head.host, LocalHost):
@@ -159,7 +160,7 @@ def _way_to_scheduler(pool: OpenPool) -> Iterator[str]:
         node = pool._head()
         return node.dial(scheduler_address(InstanceInfo.from_json(node.told)).replace("tls://", "tcp:"))
 
-    with closing(PortForward(dial)) as forward:
+    with closing(Forward.on_loopback(dial)) as forward:
         yield f"tls://127.0.0.1:{forward.port}"
 
 

@@ -144,12 +144,12 @@ def _check_free() -> None:
 @contextmanager
 def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
     """Connect the program, and report the dashboard's address (the plugin's `around_client` hook)."""
-    from skyward.nodes.local_host import PortForward
     from skyward.plugins._ray_client import connected
+    from skyward.wire.forward import Forward
 
     token = dict(pool._settings.secrets)[TOKEN]
     with (
-        closing(PortForward(partial(_dial, pool))) as forward,
+        closing(Forward.on_loopback(partial(_dial, pool))) as forward,
         connected(f"127.0.0.1:{forward.port}", token),
     ):
         if dashboard := read_ports(pool._head().dial).dashboard:

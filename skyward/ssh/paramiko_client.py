@@ -11,23 +11,24 @@ import getpass
 import logging
 import re
 import shlex
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 from paramiko.packet import Packetizer
-from paramiko.ssh_exception import AuthenticationException, SSHException
+from paramiko.ssh_exception import SSHException
 
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.ssh.connection import ALIVE_S, CONNECT_S, END_S, MOST_JUMPS, SILENT, SshConnection, last_jump
 from skyward.system import socket, threading, time
+from skyward.wire.forward import Forward
 
 _CHUNK = 2**15  # the size of an SSH packet
 _WINDOW = 2**24  # bytes in flight per forward
@@ -36,6 +37,7 @@ CONFIGURATIONS = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _KNOWN_HOSTS = ("~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
 _IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 _UNKNOWN = ("revokedhostkeys", "proxycommand")  # ignoring these, a machine could be trusted or reached that must not be
+_BROKEN = (SSHException, EOFError, OSError)
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # otherwise its warnings appear in the terminal
 
 
@@ -93,7 +95,7 @@ class ParamikoConnection(SshConnection):
     def __init__(self, host: SshHost, folder: Path, *words: str) -> None:
         super().__init__(host, folder)
         self._route = route(host)
-        self._transports: list[paramiko.Transport] = []
+        self._clients: list[paramiko.SSHClient] = []
         self._session: paramiko.Channel | None = None
         self._opened = threading.Event()
         self._killed = False
@@ -122,15 +124,13 @@ class ParamikoConnection(SshConnection):
         listener.bind(str(local))
         local.chmod(0o600)
         listener.listen()
-        name = f"ssh-{self.host.name}-forward"
-        threading.Thread(target=self._accept, args=(listener, remote), name=name, daemon=True).start()
-        self.at_end(partial(_hang_up, listener))
+        self.at_end(Forward(listener, partial(self._dial, remote), _BROKEN).close)
         return local
 
     def kill(self) -> None:
         self._killed = True
-        for transport in reversed(self._transports):
-            transport.close()
+        for client in reversed(self._clients):
+            client.close()
         self.ended.wait(END_S)
 
     def _end_input(self) -> None:
@@ -143,44 +143,63 @@ class ParamikoConnection(SshConnection):
     def _run(self, command: str) -> None:
         said = ""
         try:
-            session = self._connect().open_session(timeout=CONNECT_S)
+            self._connect()
+            session = self._transport.open_session(timeout=CONNECT_S)
             session.exec_command(command)
             self._session = session
             self._opened.set()
             said = self._read(session)
         except ConnectError as error:
             said = str(error)
-        except (SSHException, EOFError, OSError) as error:
+        except _BROKEN as error:
             said = f"Connection closed: {str(error) or 'the machine ended it'}"
-        for transport in reversed(self._transports):
-            transport.close()
+        for client in reversed(self._clients):
+            client.close()
         self._end(said)
 
-    def _connect(self) -> paramiko.Transport:
+    def _connect(self) -> None:
         """Connect to each machine of the route through the previous one, check its host key and log in."""
-        line: socket.socket | paramiko.Channel
         for number, hop in enumerate(self._route):
             if self._killed:
                 raise SSHException("it was not wanted any more")
+            line: Any
             if number:
-                line = self._transports[-1].open_channel(
-                    "direct-tcpip", hop.address, ("127.0.0.1", 0), timeout=CONNECT_S
-                )
+                line = self._transport.open_channel("direct-tcpip", hop.address, ("", 0), timeout=CONNECT_S)
             else:
-                line = _dialled(hop)
-            transport = paramiko.Transport(line, default_window_size=_WINDOW, packetizer_class=_Packets)
-            self._transports.append(transport)
-            _restrict(transport, hop)
-            transport.start_client(timeout=CONNECT_S)
-            check_host_key(hop, transport.get_remote_server_key())
-            _log_in(transport, hop)
+                line = socket.create_connection(hop.address, CONNECT_S)
+            client, policy = paramiko.SSHClient(), _Policy(hop)
+            self._clients.append(client)
+            client.set_missing_host_key_policy(policy)
+            try:
+                client.connect(
+                    *hop.address,
+                    sock=line,
+                    username=hop.user,
+                    key_filename=cast(Any, hop.keys),  # a list, which its annotations lack
+                    look_for_keys=False,
+                    allow_agent=hop.settings.get("identityagent", "SSH_AUTH_SOCK") == "SSH_AUTH_SOCK",
+                    timeout=CONNECT_S,
+                    banner_timeout=CONNECT_S,
+                    auth_timeout=CONNECT_S,
+                    transport_factory=partial(_transport, hop),
+                )
+            except SSHException as error:
+                if policy.is_trusted:
+                    raise ConnectError(f"{hop.user}@{hop.name}: Permission denied (publickey).") from error
+                raise
         threading.Thread(target=self._ask_for_life, name=f"ssh-{self.host.name}-alive", daemon=True).start()
-        return self._transports[-1]
+
+    @property
+    def _transport(self) -> paramiko.Transport:
+        """The connection to the last machine that has been reached."""
+        transport = self._clients[-1].get_transport()
+        assert transport is not None
+        return transport
 
     def _read(self, session: paramiko.Channel) -> str:
         """Read lines until the session ends; return the reason."""
         errors, rest = b"", b""
-        packets = self._transports[-1].packetizer
+        packets = self._transport.packetizer
         assert isinstance(packets, _Packets)
         session.settimeout(ALIVE_S)
         while True:
@@ -211,60 +230,33 @@ class ParamikoConnection(SshConnection):
         return f"{errors.decode(errors='replace')}\n{lost}".strip()
 
     def _ask_for_life(self) -> None:
-        with suppress(SSHException, EOFError, OSError):
+        with suppress(*_BROKEN):
             while not self.ended.wait(ALIVE_S):
-                self._transports[-1].global_request("keepalive@openssh.com", wait=True)
+                self._transport.global_request("keepalive@openssh.com", wait=True)
 
-    # forwards -----------------------------------------------------------------------------------------------------
-
-    def _accept(self, listener: socket.socket, remote: str) -> None:
-        with listener, suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                threading.Thread(target=self._carry, args=(near, remote), name="ssh-forward", daemon=True).start()
-
-    def _carry(self, near: socket.socket, remote: str) -> None:
-        """Copy bytes in both directions between a local and a remote socket until both sides have ended."""
-        transport = self._transports[-1]
-        with closing(near), suppress(SSHException, EOFError, OSError):
-            if remote.startswith("/"):
-                far = _open_unix_channel(transport, remote)
-            else:
-                name, _, port = remote.rpartition(":")
-                far = transport.open_channel("direct-tcpip", (name, int(port)), ("127.0.0.1", 0), timeout=CONNECT_S)
-            with closing(far):
-                up = threading.Thread(target=_copy, args=(near, far), name="ssh-forward-up", daemon=True)
-                up.start()
-                _copy(far, near)
-                up.join()
+    def _dial(self, remote: str) -> paramiko.Channel:
+        """Open a channel to a socket of the machine."""
+        if remote.startswith("/"):
+            return _open_unix_channel(self._transport, remote)
+        name, _, port = remote.rpartition(":")
+        return self._transport.open_channel("direct-tcpip", (name, int(port)), ("", 0), timeout=CONNECT_S)
 
 
-def _copy(source: Any, target: Any) -> None:
-    """Copy from one socket or channel to another until the data ends, and close that direction; on an error both."""
-    try:
-        while data := source.recv(_CHUNK):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-    except (SSHException, EOFError, OSError):
-        for end in (source, target):
-            with suppress(SSHException, EOFError, OSError):
-                end.shutdown(socket.SHUT_RDWR)
+class _Policy(paramiko.MissingHostKeyPolicy):
+    """Checks the host key of a machine, after which keys of the user may be shown to it."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop, self.is_trusted = hop, False
+
+    def missing_host_key(self, _client: paramiko.SSHClient, _hostname: str, key: paramiko.PKey) -> None:
+        check_host_key(self._hop, key)
+        self.is_trusted = True
 
 
-def _hang_up(listener: socket.socket) -> None:
-    with suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
-
-
-def _dialled(hop: Hop) -> socket.socket:
-    host, port = hop.address
-    try:
-        return socket.create_connection((host, port), CONNECT_S)
-    except socket.gaierror as error:
-        raise ConnectError(f"Could not resolve hostname {host}: {error.strerror}") from error
-    except OSError as error:
-        why = error.strerror or "Operation timed out"
-        raise ConnectError(f"connect to host {host} port {port}: {why}") from error
+def _transport(hop: Hop, line: Any, **_: Any) -> paramiko.Transport:
+    transport = paramiko.Transport(line, default_window_size=_WINDOW, packetizer_class=_Packets)
+    _restrict(transport, hop)
+    return transport
 
 
 def _restrict(transport: paramiko.Transport, hop: Hop) -> None:
@@ -275,18 +267,6 @@ def _restrict(transport: paramiko.Transport, hop: Hop) -> None:
     options.kex = [each for each in options.kex if not each.endswith("sha1")]
     known = known_types(hop)
     options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
-
-
-def _log_in(transport: paramiko.Transport, hop: Hop) -> None:
-    with closing(hop.identities()) as keys:
-        for key in keys:
-            with suppress(AuthenticationException):
-                transport.auth_publickey(hop.user, key)
-            if transport.is_authenticated():
-                return
-            if not transport.is_active():
-                raise ConnectError(f"{hop.user}@{hop.name}: Too many authentication failures")
-    raise ConnectError(f"{hop.user}@{hop.name}: Permission denied (publickey).")
 
 
 # hosts, keys and host keys, from the user's SSH configuration and its jump hosts -------------------------------------
@@ -335,36 +315,12 @@ class Hop:
         texts = [str(self.settings.get(name, default)) for name, default in names]
         return [Path(path).expanduser() for text in texts for path in shlex.split(text)]
 
-    def identities(self) -> Generator[paramiko.PKey, None, None]:
-        """Yield the user's keys for it in OpenSSH's order: configured keys in the agent, its others, then files."""
+    @property
+    def keys(self) -> list[str]:
+        """The files of the user's keys for it."""
         named = [self.host.key] if self.host.key else self.settings.get("identityfile", _IDENTITIES)
         files = [Path(file).expanduser() for file in named if file != "none"]
-        public = {_public(file) for file in files}
-        only_named = self.host.key is not None or self.settings.get("identitiesonly") == "yes"
-        with self._agent() as agent:
-            held = agent.get_keys() if agent else ()
-            yield from (key for key in held if key.get_base64() in public)
-            if not only_named:
-                yield from (key for key in held if key.get_base64() not in public)
-            for file in files:
-                try:
-                    yield paramiko.PKey.from_path(file)
-                except (OSError, ValueError, TypeError, SSHException):  # missing, or with a passphrase
-                    continue
-
-    @contextmanager
-    def _agent(self) -> Iterator[paramiko.Agent | None]:
-        """Open the user's agent; None if there is none, or the configuration names another one."""
-        if self.settings.get("identityagent", "SSH_AUTH_SOCK") != "SSH_AUTH_SOCK":
-            yield None
-            return
-        try:
-            agent = paramiko.Agent()
-        except (SSHException, OSError):
-            yield None
-            return
-        with closing(agent):
-            yield agent
+        return [str(file) for file in files if file.is_file()]
 
 
 def route(host: SshHost, jumps: Sequence[str] | None = None, depth: int = 0) -> tuple[Hop, ...]:
@@ -434,14 +390,6 @@ def _matches(patterns: str, name: str) -> bool:
 
 def _glob(pattern: str, name: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None
-
-
-def _public(file: Path) -> str:
-    """Return the public half of a key file, "" if the file for it is missing."""
-    try:
-        return file.with_name(f"{file.name}.pub").read_text().split()[1]
-    except (OSError, IndexError, UnicodeDecodeError):
-        return ""
 
 
 def _settings(host: SshHost) -> dict[str, Any]:

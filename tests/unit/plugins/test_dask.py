@@ -19,9 +19,9 @@ from skyward.errors import PluginError, PoolError
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.nodes.local_host import PortForward
 from skyward.plugins import transform_all
 from skyward.plugins._dask import IDENTITY
+from skyward.wire.forward import Forward
 
 pytest.importorskip("distributed", reason="Dask is not installed here; `pip install -e .[dev]` brings it")
 
@@ -161,7 +161,7 @@ def test_a_port_that_another_plugin_has_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_forward_leads_on_in_both_directions_and_ends() -> None:
     """What one side has said is delivered when it ends its direction; closing the forward closes its port."""
     with socket.create_server(("127.0.0.1", 0)) as there:
-        forward = PortForward(lambda: socket.create_connection(there.getsockname()))
+        forward = Forward.on_loopback(lambda: socket.create_connection(there.getsockname()))
         with socket.create_connection(("127.0.0.1", forward.port), 10) as near:
             near.sendall(b"a" * 1_000_000)
             near.shutdown(socket.SHUT_WR)
@@ -188,7 +188,7 @@ def test_a_forward_to_nowhere_ends_what_comes() -> None:
     def dial() -> socket.socket:
         raise ConnectionRefusedError
 
-    forward = PortForward(dial)
+    forward = Forward.on_loopback(dial)
     for _ in range(2):
         with socket.create_connection(("127.0.0.1", forward.port), 10) as near:
             assert near.recv(1) == b""
