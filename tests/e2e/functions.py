@@ -50,14 +50,6 @@ def greet(name: str, *, greeting: str = "hello") -> str:
 
 
 @sky.compute
-def pid(seconds: float) -> tuple[int, int]:
-    time.sleep(seconds)
-    info = sky.instance_info()
-    assert info is not None
-    return info.node, os.getpid()
-
-
-@sky.compute
 def place() -> dict[str, Any]:
     info = sky.instance_info()
     assert info is not None

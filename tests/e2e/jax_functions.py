@@ -55,24 +55,6 @@ def psum_decorated(tree: Any) -> tuple[float, float]:
     return summed_over_the_mesh(), float(sum(leaf.sum() for leaf in jax.tree.leaves(tree)))
 
 
-@sky.compute
-def arrays_to_two_ranks() -> list[tuple[float, float]]:
-    """A client that has JAX sends a pytree of arrays to two ranks of its own, which form their group in that call."""
-    import jax.numpy as jnp
-
-    tree = {"layers": [jnp.arange(4.0), jnp.ones((2, 2))], "bias": jnp.array(0.5, "bfloat16")}
-    with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
-        return psum_decorated(tree) @ pool
-
-
-@sky.compute
-def sum_here(numbers: int) -> float:
-    """A computation of this rank alone."""
-    import jax.numpy as jnp
-
-    return float(jnp.arange(numbers).sum())
-
-
 def digits() -> tuple[Any, Any]:
     """The handwritten digits that scikit-learn ships, mixed, so that every part is like the others."""
     import numpy as np

@@ -56,11 +56,6 @@ def train() -> dict[str, Any]:
 
 
 @sky.compute
-def train_briefly() -> dict[str, Any]:
-    return fitted(epochs=1)
-
-
-@sky.compute
 @sky.integrations.keras(backend="jax", seed=7)
 def train_on_jax() -> dict[str, Any]:
     return fitted()
@@ -78,14 +73,6 @@ def train_as_one() -> dict[str, Any]:
 def asks_for_torch() -> tuple[str, int, bool]:
     """The backend in the environment, the process, and whether Keras is loaded in it."""
     return os.environ["KERAS_BACKEND"], os.getpid(), "keras" in sys.modules
-
-
-@sky.compute
-@sky.integrations.keras(backend="jax")
-def asks_for_jax() -> tuple[str, int]:
-    import keras
-
-    return keras.config.backend(), os.getpid()
 
 
 @sky.compute

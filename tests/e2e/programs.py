@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import socket
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import skyward as sky
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,42 +79,6 @@ def _ask_head(info: sky.InstanceInfo, limit_s: float) -> str:
         return f"node {info.node} got {connection.recv(64).decode()}"
 
 
-# data ----------------------------------------------------------------------------------------------------------
-
-
-@sky.compute
-def take_part(x_full: np.ndarray, y_full: list[int]) -> tuple[np.ndarray, list[int]]:
-    """The whole data set comes as arguments; each node keeps its own rows of both."""
-    x, y = sky.shard(x_full, y_full, shuffle=True, seed=42)
-    return x, y
-
-
-@sky.compute
-def load_and_take_part(rows: int) -> tuple[list[float], tuple[int, ...]]:
-    """Each node loads the whole data set by itself and keeps its own rows."""
-    x_full = [float(row) for row in range(rows)]
-    y_full = tuple(range(rows))
-    return sky.shard(x_full, y_full, shuffle=True, seed=42)
-
-
-# training without a framework ----------------------------------------------------------------------------------
-
-
-@sky.compute
-@sky.stdout(only="head")
-def fit(points: list[tuple[float, float]], epochs: int = 3) -> dict[str, Any]:
-    """Fit y = w x on this node's part of the points by gradient descent; the head alone reports its epochs."""
-    part = sky.shard(points, shuffle=True, seed=42)
-    weight = random.Random(0).random()
-    loss = 0.0
-    for epoch in range(epochs):
-        gradient = sum(2 * (weight * x - y) * x for x, y in part) / len(part)
-        weight -= 0.4 * gradient
-        loss = sum((weight * x - y) ** 2 for x, y in part) / len(part)
-        print(f"Epoch {epoch}: loss={loss:.4f}")
-    return {"rank": here().node, "final_loss": loss, "weight": weight, "rows": len(part)}
-
-
 # output --------------------------------------------------------------------------------------------------------
 
 
@@ -153,40 +116,6 @@ def head_warns() -> int:
 @sky.silent
 def mute() -> int:
     return _say_both()
-
-
-@sky.compute
-@sky.silent
-def say_quietly(text: str) -> int:
-    print(text)
-    return len(text)
-
-
-# a decorator of the user's own, below @sky.compute -----------------------------------------------------------
-
-
-def rendezvous(fn: Callable[P, R]) -> Callable[P, R]:
-    """Set what a framework without a plugin wants to find in its environment."""
-
-    @functools.wraps(fn)
-    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
-        info = here()
-        os.environ.update(
-            MASTER_ADDR=info.head_addr,
-            MASTER_PORT=str(info.head_port),
-            WORLD_SIZE=str(info.total_nodes),
-            RANK=str(info.node),
-        )
-        return fn(*args, **kwargs)
-
-    return inner
-
-
-@sky.compute
-@rendezvous
-def ranks(scale: int) -> dict[str, Any]:
-    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-    return {"scaled": scale * int(os.environ["RANK"])} | {name: os.environ[name] for name in names}
 
 
 # a plugin of a third party -------------------------------------------------------------------------------------
@@ -242,16 +171,6 @@ def recorder(name: str, record: list[str], package: str | None = None) -> sky.Pl
         .with_around_process(around_process)
         .with_around_client(around_client)
     )
-
-
-def shout(fn: Callable[..., str]) -> Callable[..., str]:
-    """A decorate hook at the top of a module: it is pickled by name, so nodes need the module."""
-
-    @functools.wraps(fn)
-    def inner(*args: Any, **kwargs: Any) -> str:
-        return fn(*args, **kwargs).upper()
-
-    return inner
 
 
 @sky.compute

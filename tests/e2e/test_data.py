@@ -39,24 +39,6 @@ def test_sequences_keep_their_kind(pool: sky.ComputePool, data: Any, parts: list
     assert [type(one) for one in found] == [type(data)] * 2
 
 
-def test_an_array_is_divided_by_rows(pool: sky.ComputePool) -> None:
-    """Shape and dtype are kept; together the parts are everything, once."""
-    x = np.arange(30, dtype=np.float32).reshape(10, 3)
-    first, second = part(x) @ pool
-    assert first.dtype == second.dtype == np.float32
-    np.testing.assert_array_equal(first, x[0::2])
-    np.testing.assert_array_equal(second, x[1::2])
-
-
-def test_tables_are_divided_by_position(pool: sky.ComputePool) -> None:
-    """Whatever their index; frames stay frames, series series."""
-    frame = pd.DataFrame({"a": range(5), "b": list("vwxyz")}, index=[50, 40, 30, 20, 10])
-    first, second = part(frame, frame["b"]) @ pool
-    pd.testing.assert_frame_equal(first[0], frame.iloc[0::2])
-    pd.testing.assert_frame_equal(second[0], frame.iloc[1::2])
-    pd.testing.assert_series_equal(second[1], frame["b"].iloc[1::2])
-
-
 def test_shuffled_parts_stay_aligned(pool: sky.ComputePool) -> None:
     """One permutation for all arguments and all nodes: rows stay together, no row is lost or doubled."""
     x = np.arange(100)
@@ -70,17 +52,6 @@ def test_shuffled_parts_stay_aligned(pool: sky.ComputePool) -> None:
     assert rows != sorted(rows)
     again = part(x, shuffle=True, seed=42) @ pool
     np.testing.assert_array_equal(again[0], parts[0][0])
-
-
-def test_equal_parts_leave_the_rest_out(pool: sky.ComputePool) -> None:
-    """`drop_last=True` gives blocks of the same length, as collectives need them."""
-    assert part(list(range(7)), drop_last=True) @ pool == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_bad_data_is_refused_on_the_node_as_here(pool: sky.ComputePool) -> None:
-    """The error is the same as off-pool, raised as itself."""
-    with pytest.raises(sky.errors.ConfigError, match="their lengths are 3, 2"):
-        part([1, 2, 3], [1, 2]) @ pool
 
 
 PROGRAM = """
@@ -146,16 +117,3 @@ def test_a_large_argument_for_all_nodes_is_not_copied_here(script: Script, provi
     extra = measure(script, provider_name, "to all", 2)
     assert extra["client"] < 0.3
     assert all(0.8 < node < 1.3 for node in extra["nodes"])
-
-
-def test_many_large_results_do_not_pile_up_on_the_node(script: Script, provider_name: str) -> None:
-    """A worker lets go of one call's data before the next: ten calls need as much memory as one."""
-    provider = "Docker" if provider_name == "docker" else "Local"
-    text = PROGRAM.format(provider=provider, how="to all", nodes=1, payload=PAYLOAD // 8)
-    text = text.replace("assert length(x)", "for _ in range(10): assert length(x)")
-    program = script(text, PYTHONPATH=str(ROOT))
-    out, err = program.communicate(timeout=250)
-    assert program.returncode == 0, err
-    found = json.loads(out)
-    assert found["nodes"][0] < 1.8 * PAYLOAD // 8
-    assert found["client"] < 0.5 * PAYLOAD // 8

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import requests
 
-from tests.conftest import ROOT
 from tests.e2e.commands import Images
 from tests.e2e.engines import OwnEngine
 
@@ -59,17 +58,6 @@ def _build(images: Images, file: Path, env: dict[str, str]) -> dict[str, Any]:
     return dict(done.of("result")[0])
 
 
-@pytest.fixture(params=["the engine under test", "a newer engine"])
-def client(request: pytest.FixtureRequest, engine: Any) -> Iterator[tuple[Any, dict[str, str]]]:
-    """An engine, and the variables that lead to it."""
-    if request.param == "the engine under test":
-        yield engine, {}
-        return
-    newer: OwnEngine = request.getfixturevalue("newer")
-    with newer.client() as client:
-        yield client, dict(newer.env)
-
-
 def test_every_kind_of_instruction(images: Images, file: Path, engine: Any) -> None:
     """The builder takes it, and what runs in the image finds what was asked for."""
     _check_every_kind(images, file, engine, {}, _build(images, file, {})["tag"])
@@ -81,17 +69,6 @@ def _check_every_kind(images: Images, file: Path, api: Any, env: dict[str, str],
     again = images("build", file, **env)
     assert f"{tag}  {file}: exists" in again.out
     assert again.err == ""
-
-
-def test_a_declared_image(images: Images, client: tuple[Any, dict[str, str]]) -> None:
-    """What `images/` declares builds there too, and holds a runner that starts."""
-    api, env = client
-
-    tag = _build(images, ROOT / "images" / "base.toml", env)["tag"]
-
-    code = "import skyward.runner.worker, skyward; print(skyward.__file__)"
-    said = api.containers.run(tag, ["python", "-c", code], remove=True, network_mode="host")
-    assert said.decode() == "/opt/skyward/skyward/__init__.py\n"
 
 
 def test_two_clean_builds_on_a_newer_engine_are_one_image(
@@ -122,18 +99,6 @@ def test_two_clean_builds_on_a_newer_engine_are_one_image(
     assert ids[0] == ids[1]
     with newer.client() as client:
         _check_every_kind(images, file, client, dict(newer.env), result["tag"])
-
-
-def test_an_apt_edit_on_a_newer_engine_changes_one_layer(images: Images, file: Path, newer: OwnEngine) -> None:
-    """What is installed anew above it becomes the same bytes, as on the engine under test."""
-    layers = []
-    for apt in ('["hello"]', '["hello", "tree"]'):
-        file.write_text(ALL_KINDS.replace('["hello"]', apt))
-        tag = _build(images, file, dict(newer.env))["tag"]
-        with newer.client() as client:
-            layers.append(client.images.get(tag).attrs["RootFS"]["Layers"])
-    assert len(layers[0]) == len(layers[1])
-    assert len(set(layers[1]) - set(layers[0])) == 1
 
 
 def test_a_progress_that_names_every_step(images: Images, newer: OwnEngine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import PoolError
 from tests.printed import Printed
 
 
@@ -67,26 +65,6 @@ def test_a_forked_child_cannot_use_the_pool(pool: sky.ComputePool) -> None:
     assert double(4) @ pool == [8, 8]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_leaves_the_block_ends_nothing(pool: sky.ComputePool) -> None:
-    """Neither nodes nor calls of its parent."""
-    waiting = sleep(0.5) > pool
-    assert in_child(lambda: pool.__exit__(None, None, None)) == "returned None"
-    assert waiting.result() == "slept"
-    assert double(3) >> pool == 6
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_forked_pools_of_processes_beside_an_open_pool(pool: sky.ComputePool) -> None:
-    """Results stay right while multiprocessing forks in the middle of them."""
-    context = multiprocessing.get_context("fork")
-    for _ in range(5):
-        futures = [double(number) > pool for number in range(200)]
-        with context.Pool(2) as processes:
-            assert processes.map(abs, range(-50, 0)) == list(range(50, 0, -1))
-        assert [future.result() for future in futures] == [2 * number for number in range(200)]
-
-
 def test_callbacks_may_call_the_pool(pool: sky.ComputePool) -> None:
     """From as many of them at once as there are calls."""
     done, results = threading.Semaphore(0), list[int]()
@@ -119,21 +97,12 @@ def test_a_callback_that_fails_harms_nothing(pool: sky.ComputePool, printed: Pri
     assert double(2) @ pool == [4, 4]
 
 
-def test_a_slow_callback_ends_no_other_call(pool: sky.ComputePool) -> None:
-    """Time limits count the run of a call, whatever callbacks do meanwhile."""
-    gate = threading.Event()
-    (double(1) > pool).add_done_callback(lambda _: gate.wait(60))
-    limited = [sleep(0.2).with_timeout(20) > pool for _ in range(10)]
-    assert [future.result() for future in limited] == ["slept"] * 10
-    gate.set()
-
-
 def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -> None:
     """A class of the user's that takes its time to load holds up nobody else's result."""
 
     class Slow:
         def __reduce__(self) -> Any:
-            return time.sleep, (30.0,)
+            return time.sleep, (6.0,)
 
     @sky.compute
     def slow() -> object:
@@ -144,7 +113,7 @@ def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -
         time.sleep(0.01)
     began = time.monotonic()
     assert double(5) @ pool == [10, 10]
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 5
     assert future.result() is None
 
 
@@ -165,11 +134,3 @@ def test_futures_wait_as_those_of_the_standard_library(pool: sky.ComputePool) ->
     assert isinstance(failing.exception(), LookupError)
     with pytest.raises(LookupError, match="nothing there"):
         failing.result()
-
-
-def test_a_closed_pool_says_so_and_not_that_it_was_forked() -> None:
-    """The two are told apart."""
-    with sky.ComputePool(sky.Local(), display="quiet") as pool:
-        assert double(1) >> pool == 2
-    with pytest.raises(PoolError, match="is not open"):
-        double(1) >> pool

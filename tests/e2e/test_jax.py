@@ -59,28 +59,12 @@ def test_data_parallel_training_does_what_one_process_does(pool: sky.ComputePool
     assert first["accuracy"] > 0.9
 
 
-def test_a_rank_computes_alone(pool: sky.ComputePool) -> None:
-    """A call on one rank uses its own device, and does not wait for the others."""
-    assert functions.sum_here(10).with_timeout(60) >> pool == 45.0
-
-
 def test_a_pytree_goes_to_a_worker_and_back(pool: sky.ComputePool) -> None:
     """Arrays arrive as JAX arrays, with their types, at a worker and at a client that has JAX."""
     back = functions.round_trip() >> pool
 
     assert back["kind"] == "ArrayImpl"
     assert "Cpu" in back["devices"]
-
-
-def test_four_ranks_on_two_nodes() -> None:
-    """Two ranks on each of two nodes: four devices, a sum of all four ranks."""
-    plugins = (sky.plugins.jax(), sky.plugins.keras())
-    with pool_with(*plugins, nodes=2, worker=sky.Worker(per_node=2)) as pool:
-        places = functions.place_in_the_group() @ pool
-
-        assert [place["process"] for place in places] == [0, 1, 2, 3]
-        assert {(place["devices"], place["here"]) for place in places} == {(4, 1)}
-        assert functions.psum() @ pool == [10.0] * 4
 
 
 def test_the_decorator_refuses_one_rank_alone(undecorated: sky.ComputePool) -> None:
@@ -90,8 +74,3 @@ def test_the_decorator_refuses_one_rank_alone(undecorated: sky.ComputePool) -> N
         with pytest.raises(PluginError, match=r"jax: this call runs on rank \d only, of 2 .* Call the function with @"):
             call >> undecorated
         assert call @ undecorated == [(3.0, 0.0)] * 2
-
-
-def test_the_decorator_makes_the_group_before_the_arguments(undecorated: sky.ComputePool) -> None:
-    """Arrays that come as arguments can be computed with, in the very call that makes the group."""
-    assert functions.arrays_to_two_ranks() >> undecorated == [(3.0, 10.5)] * 2

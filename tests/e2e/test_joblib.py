@@ -22,7 +22,6 @@ from sklearn.utils.parallel import Parallel as SklearnParallel
 from sklearn.utils.parallel import delayed as sklearn_delayed
 
 import skyward as sky
-from skyward.errors import WorkerLostError
 from skyward.integrations import JoblibPool, ScikitLearnPool, joblib_backend, sklearn_backend
 from skyward.wire.frames import Connection
 from skyward.wire.messages import Kind
@@ -69,16 +68,8 @@ def nodes_used() -> set[int]:
     }
 
 
-# every way to a pool -------------------------------------------------------------------------------------------------
-
-
 def in_joblib_pool() -> set[int]:
     with JoblibPool(sky.Docker(), nodes=NODES, image=IMAGE):
-        return nodes_used()
-
-
-def in_compute_pool() -> set[int]:
-    with sky.ComputePool(sky.Docker(), nodes=NODES, image=IMAGE, plugins=[sky.plugins.joblib()]):
         return nodes_used()
 
 
@@ -87,12 +78,7 @@ def in_decorated_function() -> set[int]:
     return nodes_used()
 
 
-def in_pool_block() -> set[int]:
-    with sky.pool(sky.Docker(), nodes=NODES, plugins=[sky.plugins.sklearn()]):
-        return nodes_used()
-
-
-@pytest.mark.parametrize("way", [in_joblib_pool, in_compute_pool, in_decorated_function, in_pool_block])
+@pytest.mark.parametrize("way", [in_joblib_pool, in_decorated_function])
 def test_calls_run_on_the_nodes_however_the_pool_is_opened(way: Callable[[], set[int]]) -> None:
     """On both nodes and never here; afterwards joblib is as it was before."""
     before = joblib.parallel.get_active_backend()
@@ -114,19 +100,6 @@ def test_a_context_manager_does_it_for_any_pool(plain_pool: sky.ComputePool) -> 
     assert {node for node, _ in named} == {0, 1}
 
     assert {node for node, _ in Parallel(n_jobs=1)(delayed(functions.where)(i) for i in range(3))} == {-1}
-
-
-@pytest.mark.parametrize("n_jobs", [1, 2, 3, -1])
-def test_no_more_run_at_once_than_asked_for(n_jobs: int, pool: sky.ComputePool) -> None:
-    """Also one at a time is done on a node."""
-    began = time.monotonic()
-    found = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(functions.where_after)(0.25) for _ in range(8))
-    took_s = time.monotonic() - began
-
-    at_once = pool.total_slots if n_jobs == -1 else n_jobs
-    assert -1 not in {node for node, _ in found}
-    assert len(set(found)) <= pool.total_slots
-    assert took_s >= 8 / at_once * 0.25
 
 
 def test_ten_thousand_small_calls_do_not_take_as_many_trips(
@@ -186,16 +159,6 @@ def test_a_grid_search_finds_the_same_and_fits_nothing_here(
     assert set(nodes_of_fits(grid)) == {0, 1}
     assert set(nodes_of_fits(local_search)) == {-1}
     assert sum(fits_on(pool)) == fits
-
-
-def test_a_grid_search_through_the_plugin(digits: tuple[Any, Any], local_search: Any) -> None:
-    """The plugin alone, on an ordinary pool."""
-    with sky.ComputePool(sky.Docker(), nodes=NODES, plugins=[sky.plugins.sklearn()]) as pool:
-        grid = search(digits, n_jobs=None)  # no number: all of the pool
-        assert sum(fits_on(pool)) == len(nodes_of_fits(grid))
-
-    assert grid.best_params_ == local_search.best_params_
-    assert set(nodes_of_fits(grid)) == {0, 1}
 
 
 def test_cross_validation(pool: sky.ComputePool, plain_pool: sky.ComputePool, digits: tuple[Any, Any]) -> None:
@@ -275,18 +238,6 @@ def test_shared_arguments_reach_each_process_once(pool: sky.ComputePool, monkeyp
         assert sent[Kind.CALL].nbytes < 200_000
 
 
-def test_a_worker_that_was_started_again_gets_them_again(pool: sky.ComputePool) -> None:
-    """What it had been sent is gone with it."""
-    array, matrix = np.ones(500_000), sparse.identity(3)
-    Parallel(n_jobs=-1, batch_size=1)(delayed(functions.facts_of)(array, matrix) for _ in range(12))
-
-    with pytest.raises(WorkerLostError, match="SIGKILL"):
-        Parallel(n_jobs=2)(delayed(functions.die)(i) for i in range(1))
-
-    found = Parallel(n_jobs=-1, batch_size=1)(delayed(functions.facts_of)(array, matrix) for _ in range(24))
-    assert all(fact[1:] == (500_000.0, False, 3.0) for fact in found)
-
-
 # ends ----------------------------------------------------------------------------------------------------------------
 
 
@@ -318,11 +269,3 @@ def test_loops_inside_calls_run_where_the_call_does(pool: sky.ComputePool) -> No
     for inner, outer in Parallel(n_jobs=-1)(delayed(functions.inside)(i) for i in range(4)):
         assert set(inner) == {outer}
         assert outer[0] in (0, 1)
-
-
-def test_results_come_as_they_are_ready(pool: sky.ComputePool) -> None:
-    """As a generator, from the nodes."""
-    found = list(Parallel(n_jobs=2, return_as="generator_unordered")(delayed(functions.where)(i) for i in range(20)))
-
-    assert len(found) == 20
-    assert {node for node, _ in found} <= {0, 1}

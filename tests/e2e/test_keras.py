@@ -38,13 +38,6 @@ def plain() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-@pytest.fixture(scope="module")
-def single() -> Iterator[sky.ComputePool]:
-    """One node of that kind."""
-    with plain_pool() as pool:
-        yield pool
-
-
 def test_each_rank_trains_on_its_shard(plain: sky.ComputePool) -> None:
     """With the decorator alone each node has a model of its own, of half of the data, and it is good."""
     first, second = functions.train_on_jax() @ plain
@@ -65,14 +58,6 @@ def test_each_rank_trains_on_its_shard_with_pytorch(on_torch: sky.ComputePool) -
     assert functions.ranks_of_torch() @ on_torch == [(0, 2), (1, 2)]
 
 
-def test_the_seed_counts_on_one_node(single: sky.ComputePool) -> None:
-    """The same call on the only node gives the same model again, to the bit."""
-    first, second = [functions.train_on_jax() >> single for _ in range(2)]
-
-    assert first["samples"] == functions.TRAINED_ON
-    assert first["weights"] == second["weights"]
-
-
 def test_the_ranks_train_one_model(grouped: sky.ComputePool) -> None:
     """With the jax plugin the devices of all ranks work on one model, without a seed of the user's."""
     first, second = functions.train() @ grouped
@@ -84,29 +69,9 @@ def test_the_ranks_train_one_model(grouped: sky.ComputePool) -> None:
     assert first["accuracy"] == second["accuracy"] > 0.9
 
 
-def test_one_rank_trains_alone_in_a_group(grouped: sky.ComputePool) -> None:
-    """A call on one rank trains a model of its own between two that train one together, and waits for nobody."""
-    functions.train_briefly() @ grouped
-    alone = functions.train().with_timeout(100) >> grouped
-
-    assert alone["distribution"] == "NoneType"
-    assert alone["accuracy"] > 0.9
-    first, second = functions.train_briefly() @ grouped
-    assert first["weights"] == second["weights"]
-
-
 def test_the_decorators_train_one_model_too(plain: sky.ComputePool) -> None:
     """`keras` above `jax` on one function: the group is there before Keras looks for devices."""
     with plain_pool(nodes=2) as fresh:  # those of other tests have computed for themselves
-        first, second = functions.train_as_one() @ fresh
-
-    assert (first["distribution"], second["distribution"]) == ("DataParallel", "DataParallel")
-    assert first["weights"] == second["weights"]
-
-
-def test_the_decorators_train_one_model_beside_the_plugin() -> None:
-    """The plugin prepares a rank that calls for itself; it must not do so before the decorator has made the group."""
-    with pool_with(sky.plugins.keras(backend="jax"), nodes=2) as fresh:
         first, second = functions.train_as_one() @ fresh
 
     assert (first["distribution"], second["distribution"]) == ("DataParallel", "DataParallel")
@@ -119,27 +84,6 @@ def test_a_file_that_imports_keras_at_its_top(plain: sky.ComputePool, monkeypatc
     at_top = importlib.import_module("tests.e2e.keras_at_top")
 
     assert at_top.backend_in_use() @ plain == [("jax", "jax")] * 2
-
-
-def test_another_backend_gets_a_fresh_process(single: sky.ComputePool) -> None:
-    """A worker that has loaded Keras with one backend is replaced for a function that asks for another."""
-    backend, first = functions.asks_for_jax() >> single
-    wanted, second, loaded = functions.asks_for_torch() >> single
-    again, third = functions.asks_for_jax() >> single
-    _, fourth = functions.asks_for_jax() >> single
-
-    assert (backend, wanted, again) == ("jax", "torch", "jax")
-    assert not loaded
-    assert first != second == third == fourth  # Keras was not loaded again until the third call asked for its backend
-
-
-def test_another_backend_is_refused_where_processes_stay() -> None:
-    """Where other calls run in the process it is not replaced: the error names both backends."""
-    with plain_pool(concurrency=2) as pool:
-        functions.asks_for_jax() >> pool
-
-        with pytest.raises(PluginError, match="for KERAS_BACKEND=torch, but keras is loaded with KERAS_BACKEND=jax"):
-            functions.asks_for_torch() >> pool
 
 
 def test_plugin_and_decorator_must_agree(grouped: sky.ComputePool) -> None:

@@ -68,7 +68,7 @@ def test_redefined_functions_and_reloaded_modules(tmp_path: Path) -> None:
 
 
 FUNCTIONS = """
-import sys, time
+import time
 import skyward as sky
 
 @sky.compute
@@ -79,19 +79,8 @@ def late(*seconds):
     return sum(seconds)
 
 @sky.compute
-def progress(flush):
-    for step in range(8):
-        print(f"\\rstep {step}", end="", file=sys.stderr, flush=flush)
-        time.sleep(0.05)
-    print(file=sys.stderr)
-
-@sky.compute
 def broken():
     return 1 / 0
-
-@sky.compute
-def debugged():
-    breakpoint()
 
 pool = sky.ComputePool(sky.Local()).open()
 """
@@ -117,14 +106,6 @@ def test_output_goes_to_the_cell_that_called(kernel: Kernel) -> None:
     assert (third.printed(), third.result) == ("", "0.9")
 
 
-@pytest.mark.parametrize("flush", [True, False])
-def test_of_progress_of_a_node_the_last_state_is_a_line(kernel: Kernel, flush: bool) -> None:
-    """The line is there before the cell has ended: what comes later, some front ends leave out."""
-    cell = kernel.run(f"progress({flush}) >> pool")
-
-    assert cell.printed("stderr") == "[0] step 7\n"
-
-
 def test_progress_of_calls_is_a_display(kernel: Kernel) -> None:
     """One, which is updated in its place and empty in the end."""
     cell = kernel.run("len(pool.map(time.sleep, [0.1] * 16))")
@@ -135,50 +116,27 @@ def test_progress_of_calls_is_a_display(kernel: Kernel) -> None:
     assert (cell.result, cell.printed("stderr")) == ("16", "")
 
 
-def test_the_start_of_a_pool_is_a_display() -> None:
-    """What takes a moment is shown while it does, and the line that says it is ready stays."""
-    with Kernel() as kernel:
-        cell = kernel.run("import skyward as sky\npool = sky.ComputePool(sky.Local()).open()")
-        kernel.run("pool.close()")
-
-    shown = [state for states in cell.displays.values() for state in states]
-    assert shown == ["starting 1 node ...", ""]
-    assert "1 node ready" in cell.printed("stderr")
-
-
 def test_tracebacks_are_those_of_the_node_and_of_the_cell(kernel: Kernel) -> None:
     """The way through this library is left out, but for the line that raises."""
     for code in ("broken() >> pool", "(broken() > pool).result()", "pool.map(broken.fn.__call__, [])\nbroken() @ pool"):
         traceback = kernel.run(code, fails=True).traceback
-        assert re.search(r"Cell In\[\d+\], line 20, in broken\n", traceback), traceback
+        assert re.search(r"Cell In\[\d+\], line 13, in broken\n", traceback), traceback
         assert "ipykernel_" not in traceback
         assert "ZeroDivisionError: division by zero\nraised by broken() on node 0" in traceback
         assert traceback.count("/skyward/") <= 1, traceback
 
 
-def test_an_interrupt_stops_the_call_and_nothing_else(kernel: Kernel) -> None:
-    """The node is free for the next call at once; calls in the background go on."""
-    cell = kernel.send("late(0, 600) >> pool")
-    wait_until_printed(cell, "after 0\n")
-    kernel.manager.interrupt_kernel()
-
-    assert cell.idle.wait(60)
-    assert cell.traceback.rstrip().endswith("KeyboardInterrupt:")
-    assert cell.traceback.count("/skyward/") <= 1, cell.traceback
-    assert kernel.run("late(0) >> pool").printed() == "[0] after 0\n"
-    assert kernel.run("sum(node.running for node in pool.stats().nodes)").result == "0"
-
-
 @pytest.mark.parametrize(
     "code",
     [
+        "late(0, 600) >> pool",
         "await (late(0, 600) > pool)",
         "pool.map(late, [0, 600])",
         "for total in sky.gather(late(0, 0), late(600), stream=True) >> pool: print(total)",
     ],
 )
 def test_an_interrupt_ends_whatever_waits(kernel: Kernel, code: str) -> None:
-    """At once: an `await`, which a kernel by itself ends when there is something to do; a map, and a stream."""
+    """At once: a call, an `await`, a map, and a stream. The node is free for the next call."""
     cell = kernel.send(code)
     wait_until_printed(cell, "after 0\n")
     time.sleep(0.1)
@@ -188,32 +146,6 @@ def test_an_interrupt_ends_whatever_waits(kernel: Kernel, code: str) -> None:
     assert cell.traceback.rstrip().endswith(("KeyboardInterrupt:", "CancelledError:"))
     assert cell.traceback.count("/skyward/") <= 1, cell.traceback
     assert kernel.run("late(0) >> pool").printed() == "[0] after 0\n"
-
-
-def test_an_interrupt_of_the_cells_own_code_names_that_code(kernel: Kernel) -> None:
-    """While a pool is open its handler of signals stands between the two."""
-    cell = kernel.send("print('here', flush=True)\nwhile True: sum(range(10_000))")
-    wait_until_printed(cell, "here\n")
-    kernel.manager.interrupt_kernel()
-
-    assert cell.idle.wait(60)
-    assert cell.traceback.rstrip().endswith("KeyboardInterrupt:")
-    assert cell.traceback.count("/skyward/") <= 1, cell.traceback
-
-
-def test_what_belongs_to_the_notebook_is_named_as_such(kernel: Kernel) -> None:
-    """`!` and `%` are calls of the notebook's own shell, which holds connections."""
-    traceback = kernel.run("@sky.compute\ndef listed():\n    !ls\nlisted() >> pool", fails=True).traceback
-    assert "nodes have not. Use subprocess in functions." in traceback
-
-
-def test_breakpoints_say_what_to_do(kernel: Kernel) -> None:
-    """The cell shows the command that opens the debugger in a terminal; the call waits for it."""
-    code = "try:\n    debugged().with_timeout(3) >> pool\nexcept sky.errors.TaskTimeoutError:\n    print('timed out')"
-    shown = kernel.run(code).printed()
-    assert "breakpoint in debugged()" in shown
-    assert "skyward debug " in shown
-    assert "timed out" in shown
 
 
 @pytest.mark.parametrize(("end", "ttl"), [("restart", 300), ("kill", 6)])

@@ -79,24 +79,6 @@ def test_podman_builds_on_its_engine(
     assert "some words" in [event["line"] for event in failed.of("output")]
 
 
-def test_images_of_podman_have_their_own_packages(
-    podman: dict[str, str], engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two images that differ in mounted files alone the second is not made of the first one's layers.
-
-    A secret is what the client gives, also beside a variable of its name.
-    """
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    images = Images(engine, tmp_path)
-    for package in ("six", "iniconfig"):
-        more = f'pip = ["{package}"]\nsecrets = ["WORD_OF_PODMAN"]\n'
-        file = images.file(
-            f"python -c 'import {package}'", 'test "$(cat /run/secrets/WORD_OF_PODMAN)" = word', more=more
-        )
-        done = images("build", file, **podman, WORD_OF_PODMAN="word")
-        assert done.status == 0, done.err + done.out
-
-
 def test_an_interrupted_build_of_podman_ends_its_step(podman: dict[str, str], engine: Any, tmp_path: Path) -> None:
     """Ctrl-C ends the command of the image as well."""
     env = {**os.environ, **podman}

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import skyward as sky
@@ -53,50 +52,6 @@ def test_the_head_coordinates_the_others(pool: sky.ComputePool) -> None:
         assert programs.hand_out(words) @ pool == [f"head keeps {words[0]}", f"node 1 got {words[1]}"]
 
 
-def test_shards_of_arguments_are_aligned_and_complete(pool: sky.ComputePool) -> None:
-    """An array and a list, shuffled alike: row i stays with row i, no row is lost or given twice; off-pool all stay."""
-    x_full = np.arange(101, dtype=np.float64).reshape(101, 1) * 10
-    y_full = list(range(101))
-
-    parts = programs.take_part(x_full, y_full) @ pool
-
-    assert [len(y) for _, y in parts] == [51, 50]
-    for x, y in parts:
-        assert x.shape == (len(y), 1)
-        assert x[:, 0].tolist() == [10 * label for label in y]
-        assert y != sorted(y)
-    assert sorted(label for _, y in parts for label in y) == y_full
-    whole_x, whole_y = programs.take_part.local(x_full, y_full)
-    assert len(whole_x) == 101
-    assert sorted(whole_y) == y_full
-
-
-def test_shards_of_data_loaded_on_the_nodes(pool: sky.ComputePool) -> None:
-    """Nothing but a number is sent: each node loads all data, and they agree on who gets which rows."""
-    parts = programs.load_and_take_part(50) @ pool
-
-    assert [(type(x), type(y)) for x, y in parts] == [(list, tuple)] * NODES
-    assert all(x == [float(label) for label in y] for x, y in parts)
-    assert sorted(label for _, y in parts for label in y) == list(range(50))
-
-
-def test_results_of_a_training_are_iterated_over(provider_name: str, printed: Printed) -> None:
-    """The pool is given by keywords; each node trains on its part, the head alone prints its epochs."""
-    points = [(x / 20, 3.0 * x / 20) for x in range(40)]
-
-    with sky.ComputePool(provider=provider_of(provider_name), nodes=NODES) as pool:
-        results = programs.fit(points) @ pool
-        for r in results:
-            print(f"Rank {r['rank']}: loss={r['final_loss']:.4f}")
-
-    seen = printed.read().out.splitlines()
-    epochs = [line for line in seen if "Epoch" in line]
-    assert [line.partition(":")[0] for line in epochs] == ["[0] Epoch 0", "[0] Epoch 1", "[0] Epoch 2"]
-    assert seen[-2:] == [f"Rank {rank}: loss={results[rank]['final_loss']:.4f}" for rank in (0, 1)]
-    assert sum(r["rows"] for r in results) == len(points)
-    assert all(abs(r["weight"] - 3.0) < 0.5 for r in results)
-
-
 def test_a_decorated_entry_function(provider_name: str) -> None:
     """`@sky.pool(...)` around main, `@ sky` inside it; what main returns comes back, and its pool is gone."""
 
@@ -137,23 +92,6 @@ def test_who_may_print(
     seen = printed.read()
     assert sorted(seen.out.splitlines()) == [f"[{node}] out of {node}" for node in out]
     assert sorted(seen.err.splitlines()) == [f"[{node}] err of {node}" for node in err]
-
-
-def test_output_decorators_outside_a_pool(printed: Printed) -> None:
-    """Run in this process, a function prints as if it were not decorated."""
-    assert programs.say_quietly.local("hello") == 5
-
-    assert printed.read().out == "hello\n"
-
-
-def test_a_decorator_of_the_users_own(pool: sky.ComputePool) -> None:
-    """Below `@sky.compute` it runs on the node, before the body, and finds the whole cluster there."""
-    first, second = programs.ranks(10) @ pool
-
-    assert (first["RANK"], second["RANK"]) == ("0", "1")
-    assert (first["scaled"], second["scaled"]) == (0, 10)
-    assert {first["WORLD_SIZE"], second["WORLD_SIZE"]} == {"2"}
-    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (second["MASTER_ADDR"], second["MASTER_PORT"])
 
 
 def test_a_plugin_with_every_hook(provider_name: str, printed: Printed) -> None:
@@ -204,13 +142,6 @@ def _by_process(printed: list[str]) -> dict[str, int]:
     for sequence in sequences.values():
         counts[", ".join(sequence)] += 1
     return dict(counts)
-
-
-def test_a_plugin_whose_hooks_are_in_a_local_module() -> None:
-    """The module goes to the nodes with the plugin, as it does with a function."""
-    plugin = sky.Plugin.create("shout").with_decorator(programs.shout)
-    with sky.ComputePool(sky.Docker(), plugins=[plugin]) as pool:
-        assert str(programs.which("json") >> pool).startswith("JSON IN ")
 
 
 def test_a_plugin_of_an_installed_package(provider_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

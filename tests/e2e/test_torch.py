@@ -93,15 +93,6 @@ def test_a_single_call_on_a_collective_pool_does_not_wait_for_the_others(torch_p
         functions.decorated_and_makes_its_own_group("gloo") >> torch_pool
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_second_init_in_user_code_is_harmless(torch_pool: sky.ComputePool, backend: str) -> None:
-    """With the plugin, with plugin and decorator, and again after user code has ended the group."""
-    for _ in range(2):
-        assert functions.makes_its_own_group(backend) @ torch_pool == [2.0, 2.0]
-        assert functions.decorated_and_makes_its_own_group(backend) @ torch_pool == [2.0, 2.0]
-    assert functions.group_is_there() @ torch_pool == [True, True]
-
-
 def test_the_decorator_makes_the_group_in_a_pool_without_plugin(plain_pool: sky.ComputePool) -> None:
     """Called and bare, below and above `@compute`, with the first document's own init; it stays for later calls."""
     assert functions.group_is_there() @ plain_pool == [False, False]
@@ -207,13 +198,6 @@ def test_ranks_of_one_node_form_one_group() -> None:
     found = [[env[name] for name in names] for _, env in results]
     assert found == [[str(rank), str(rank // 2), str(rank % 2), "2", "4"] for rank in range(4)]
     assert len({env["MASTER_PORT"] for _, env in results}) == 1
-
-
-def test_groups_of_two_pools_do_not_meet(torch_pool: sky.ComputePool, plain_image: sky.Image) -> None:
-    """Each has ports of its own, on one machine and at one time; a group of one node is one of one rank."""
-    with sky.ComputePool(sky.Docker(), image=plain_image) as single:
-        assert functions.on_one_node_too() >> single == (1, 1.0)
-        assert [total for total, _ in functions.sum_of_ranks() @ torch_pool] == [1.0, 1.0]
 
 
 @pytest.mark.large  # its image has Transformers

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 import skyward as sky
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, TaskTimeoutError, WorkerLostError
 from tests.e2e import user_code_functions as functions
-from tests.e2e.failing_functions import ring
 from tests.printed import Printed
 from tests.waiting import wait_until
 
@@ -79,36 +76,6 @@ def test_a_forked_child_ends_as_any_process_does(
     printed.until(out="from the child", err=str(error) if status == 1 else "")
 
 
-def test_streams_that_wait_for_their_consumer_can_be_stopped_in_threads(threads_pool: sky.ComputePool) -> None:
-    """At once, and the process that they are in goes on, with the calls beside them."""
-    before = functions.process() >> threads_pool
-    began = time.monotonic()
-    for _ in range(5):
-        streams = [functions.endless() >> threads_pool for _ in range(4)]
-        assert [next(stream) for stream in streams] == [0] * 4
-        time.sleep(0.1)  # until all have sent as many items as they may
-        for stream in streams[:2]:
-            stream.close()  # type: ignore[attr-defined] # a remote stream can be closed
-        del stream, streams
-        assert functions.process() >> threads_pool == before
-    assert time.monotonic() - began < 60
-
-
-def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePool) -> None:
-    """A worker that ends while a process that it forked lives on is noticed at once."""
-    functions.leave_a_daemon(120) @ pool
-    started = time.monotonic()
-    with pytest.raises(WorkerLostError, match="exit status 3"):
-        functions.end_process(3) >> pool
-    assert time.monotonic() - started < 60
-
-
-def test_a_forked_child_leaves_the_exit_of_the_worker_alone(pool: sky.ComputePool, tmp_path: Path) -> None:
-    """What is registered with atexit is not done in the child."""
-    functions.fork_at_exit(str(tmp_path / "done")) >> pool
-    assert not (tmp_path / "done").exists()
-
-
 def test_processes_of_multiprocessing_work_as_ever(pool: sky.ComputePool) -> None:
     """They are forked, too, and never come back to the worker's code."""
     for _ in range(3):
@@ -129,48 +96,30 @@ def end_node(path: Path, *, lines: int = 1) -> int:
 
 @pytest.mark.parametrize("how", ["sleeps", "returns", "raises"])
 def test_a_call_on_a_node_that_is_told_to_end_is_lost(pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
-    """Whatever the function makes of its interrupt: its caller has not asked for that."""
+    """Whatever the function makes of its interrupt; it runs again where its function allows that."""
     future = functions.waits(str(tmp_path / "run"), how) > pool
     end_node(tmp_path / "run")
     with pytest.raises(WorkerLostError, match=r"waits\(\)"):
         future.result(60)
+    again = functions.waits_again(str(tmp_path / "again"), how) > pool
+    end_node(tmp_path / "again")
+    assert again.result(60) == "done"
 
 
-@pytest.mark.parametrize("how", ["sleeps", "returns", "raises"])
-def test_a_call_on_a_node_that_is_told_to_end_runs_again(pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
-    """Where its function allows that."""
-    future = functions.waits_again(str(tmp_path / "run"), how) > pool
-    end_node(tmp_path / "run")
-    assert future.result(60) == "done"
-
-
-def test_a_node_that_is_told_to_end_is_a_lost_rank_to_the_others(tmp_path: Path) -> None:
-    """In a group as well: one error, and the next call has all ranks again."""
-    path = tmp_path / "run"
-    with sky.ComputePool(sky.Local(), nodes=2, plugins=[ring()]) as pool, ThreadPoolExecutor(1) as thread:
-        call = thread.submit(lambda: functions.waits_for_all(str(path)) @ pool)
-        end_node(path)
-        with pytest.raises(WorkerLostError) as lost:
-            call.result(60)
-        assert lost.value.node == 1
-        assert functions.waits_for_all(str(path)) @ pool == ["done", "done"]
-
-
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_what_a_node_that_is_told_to_end_had_not_begun_runs_elsewhere(tmp_path: Path, concurrency: int) -> None:
+def test_what_a_node_that_is_told_to_end_had_not_begun_runs_elsewhere(tmp_path: Path) -> None:
     """Each call once: none of those that wait there begins while the node ends."""
     path = tmp_path / "runs"
-    with sky.ComputePool(sky.Local(), nodes=2, concurrency=concurrency) as pool:
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
         short = [functions.adds_a_line(str(tmp_path / "short"), 0.0) for _ in range(300)]
         sky.gather(*short) >> pool  # after which a node is sent more than it runs
-        futures = [functions.adds_a_line(str(path), 0.3) > pool for _ in range(30)]
-        ended = end_node(path, lines=2 * concurrency)
+        futures = [functions.adds_a_line(str(path), 0.2) > pool for _ in range(30)]
+        ended = end_node(path, lines=2)
         lost = [future for future in futures if isinstance(future.exception(60), WorkerLostError)]
-        assert len(lost) <= concurrency
+        assert len(lost) <= 1
         assert sum(future.exception() is None for future in futures) == len(futures) - len(lost)
         runs = path.read_text().split()
         assert len(runs) == len(futures)
-        assert runs.count(str(ended)) <= 2 * concurrency  # of about 15 that it had been sent
+        assert runs.count(str(ended)) <= 2  # of about 15 that it had been sent
 
 
 # imports that are interrupted --------------------------------------------------------------------------------------
@@ -183,30 +132,12 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[sky.ComputePool]:
         yield pool
 
 
-@pytest.mark.parametrize("fresh", [1, 4], indirect=True)
-@pytest.mark.parametrize("why", ["limit", "cancel"])
-def test_after_an_import_that_was_interrupted_modules_can_be_imported(
-    fresh: sky.ComputePool, tmp_path: Path, why: str
-) -> None:
+@pytest.mark.parametrize("fresh", [1], indirect=True)
+def test_after_an_import_that_was_interrupted_modules_can_be_imported(fresh: sky.ComputePool, tmp_path: Path) -> None:
     """Extension modules are loaded once per process: a fresh one takes its place."""
-    path = tmp_path / "half"
-    if why == "limit":
-        with pytest.raises(TaskTimeoutError):
-            functions.half_imports(str(path)).with_timeout(1) >> fresh
-    else:
-        future = functions.half_imports(str(path)) > fresh
-        wait_until(path.exists)
-        future.cancel()
-    assert sky.gather(*(functions.total([1, 2, number]) for number in range(20))) >> fresh
+    with pytest.raises(TaskTimeoutError):
+        functions.half_imports(str(tmp_path / "half")).with_timeout(1) >> fresh
     assert functions.total([1, 2, 3]) >> fresh == (6, (functions.total([]) >> fresh)[1])
-
-
-def test_after_a_broadcast_that_failed_during_an_import_modules_can_be_imported(tmp_path: Path) -> None:
-    """The error of one rank interrupts the others, wherever they are."""
-    with sky.ComputePool(sky.Local(), nodes=2) as pool:
-        with pytest.raises(LookupError, match="row 7"):
-            functions.half_imports_on_one(str(tmp_path / "half")) @ pool
-        assert [value for value, _ in functions.total([1, 2, 3]) @ pool] == [6, 6]
 
 
 @pytest.mark.parametrize("fresh", [4], indirect=True)
@@ -220,20 +151,6 @@ def test_neighbours_of_an_import_that_was_interrupted_go_on(fresh: sky.ComputePo
     future.cancel()
     assert [each.result(60)[0] for each in later] == list(range(30))
     assert [each.result(60) for each in neighbours] == [1, 1, 1]
-
-
-def test_neighbours_of_an_interrupted_import_that_end_together_run_once(tmp_path: Path) -> None:
-    """The process is replaced when their outcomes have been sent, not as soon as they have ended."""
-    with sky.ComputePool(sky.Local(), concurrency=8, display="quiet") as pool:
-        for number in range(8):
-            paths = [tmp_path / f"{number}.{index}" for index in range(8)]
-            neighbours = [functions.counts_runs_until_released(str(path)) > pool for path in paths[1:]]
-            for path in paths[1:]:
-                wait_until(path.exists)
-            future = functions.half_imports_and_releases(str(paths[0])) > pool
-            wait_until(paths[0].exists)
-            future.cancel()
-            assert [each.result(60) for each in neighbours] == [1] * 7
 
 
 @pytest.mark.parametrize("fresh", [1, 4], indirect=True)

@@ -132,11 +132,6 @@ def init_and_sum(backend: str) -> float:
 
 
 @sky.compute
-def makes_its_own_group(backend: str) -> float:
-    return init_and_sum(backend)
-
-
-@sky.compute
 @sky.integrations.torch()
 def decorated_and_makes_its_own_group(backend: str) -> float:
     return init_and_sum(backend)

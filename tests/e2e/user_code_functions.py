@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import skyward as sky
-from skyward.runtime.ranks import gather
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,6 @@ def fail_in_silence(error: Exception) -> None:
 def fail_late(error: Exception) -> Iterator[int]:
     yield 1
     raise error
-
-
-@sky.compute
-def endless() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
-
-
-@sky.compute
-def process() -> int:
-    """The number of the process that runs this."""
-    return os.getpid()
 
 
 # forks ---------------------------------------------------------------------------------------------------------------
@@ -94,31 +77,6 @@ def fork_in_generator() -> Iterator[int]:
         os.waitpid(child, 0)
     yield 2
     yield 3
-
-
-@sky.compute
-def leave_a_daemon(seconds: float) -> int:
-    """A grandchild in a session of its own outlives the call, as daemons do; the number of this process."""
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            time.sleep(seconds)
-        return 0
-    os.wait()
-    return os.getpid()
-
-
-@sky.compute
-def end_process(status: int) -> None:
-    os._exit(status)
-
-
-@sky.compute
-def fork_at_exit(path: str) -> None:
-    """Handlers of the worker's exit are not the child's."""
-    atexit.register(Path(path).touch)
-    if os.fork():
-        os.wait()
 
 
 @sky.compute
@@ -165,17 +123,6 @@ waits_again = sky.compute(_waits, retries=1)
 
 
 @sky.compute
-def waits_for_all(path: str) -> str:
-    """The same on all ranks, which wait for one that does not come."""
-    info = sky.instance_info()
-    assert info is not None
-    if info.node == 1 and not Path(path).exists():
-        return _waits(path, "sleeps")
-    gather(None, name="waits for all")
-    return "done"
-
-
-@sky.compute
 def adds_a_line(path: str, seconds: float) -> None:
     with Path(path).open("a", encoding="ascii") as file:
         file.write(f"{os.getppid()}\n")
@@ -206,18 +153,6 @@ def half_imports(path: str) -> None:
 
 
 @sky.compute
-def half_imports_on_one(path: str) -> None:
-    """Node 0 raises while the others do so."""
-    info = sky.instance_info()
-    assert info is not None
-    if info.node:
-        half_imports.local(path)
-    while not Path(path).exists():
-        time.sleep(0.01)
-    raise LookupError("row 7 is missing")
-
-
-@sky.compute
 def total(numbers: list[int]) -> tuple[int, int]:
     """Their sum, by numpy, and the process."""
     import numpy as np
@@ -232,29 +167,6 @@ def counts_runs(path: str, seconds: float) -> int:
         file.write("x")
         file.flush()
         time.sleep(seconds)
-        file.seek(0)
-        return len(file.read())
-
-
-_released = threading.Event()  # of this process
-
-
-@sky.compute
-def half_imports_and_releases(path: str) -> None:
-    """As `half_imports`; what waits in the same process goes on soon after that is interrupted."""
-    try:
-        half_imports.local(path)
-    finally:
-        threading.Timer(0.05, _released.set).start()
-
-
-@sky.compute
-def counts_runs_until_released(path: str) -> int:
-    """How often this has begun; all that wait in one process end together."""
-    with Path(path).open("a+", encoding="ascii") as file:
-        file.write("x")
-        file.flush()
-        _released.wait(60)
         file.seek(0)
         return len(file.read())
 

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
+import operator
 import os
-import pickle
+import subprocess
 import sys
 import threading
 import traceback
+import types
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import skyward as sky
 from skyward.engine import client
-from skyward.errors import ConfigError, PoolError, SerializationError
+from skyward.errors import ConfigError, NoActivePoolError, PoolError, ProviderError, SerializationError
 from skyward.model.image_fields import platform_of
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.nodes.local_host import runs
+from skyward.nodes.local_host import check_memory, runs
 from skyward.plugins import _volumes
-from skyward.wire import payload
 
 
 @sky.compute
 def same(x: Any) -> Any:
     return x
+
+
+@sky.compute
+def arguments(*given: Any) -> tuple[Any, ...]:
+    return given
+
+
+def divmod_of(a: int, b: int) -> tuple[int, int]:
+    return divmod(a, b)
+
+
+async def waiting(call: Any) -> Any:
+    return await call
+
+
+async def entering(pool: Any) -> None:
+    async with pool:
+        pass
+
+
+async def later() -> AsyncIterator[int]:
+    yield 1
 
 
 @pytest.fixture(scope="module")
@@ -39,113 +62,218 @@ def local() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"nodes": 0}, r"nodes= takes a whole number, at least 1.* found 0\."),
-        ({"nodes": "4"}, r"found '4'\."),
-        ({"nodes": (3, 1)}, r"found \(3, 1\): write \(1, 3\)"),
-        ({"provider": 2}, r"for a number of nodes write nodes=2"),
-        ({"provider": "docker"}, r"write sky\.Docker\(\.\.\.\)"),
-        ({"provider": "kubernetes"}, r"write sky\.Kubernetes\(\.\.\.\)"),
-        ({"image": sky.Image}, r"the class Image: write sky\.Image\(\.\.\.\)"),
-        ({"image": "python:3.12"}, r"write sky\.Image\(base='python:3\.12'\)"),
-        ({"env": {"N": 3}}, r"write 'N': '3'"),
-        ({"env": ["A=1"]}, r"mapping from names to strings, such as"),
-        ({"accelerator": 2}, r"such as 'A100:4', or sky\.Accelerator\(\.\.\.\); found 2"),
-        ({"accelerator": "A100x4"}, r"write 'A100:4'"),
-        ({"accelerator": "4xH100"}, r"write 'H100:4'"),
-        ({"accelerator": "A10O"}, r"is 'A10' meant\?"),
-        ({"worker": 4}, r"write concurrency=4"),
-        ({"ttl": "5m"}, r"ttl= takes a number of seconds above 0; found '5m'"),
-        ({"name": 3}, r"name= takes a string; found 3"),
-        ({"checkpoints": 3}, r"checkpoints= names a directory; found 3"),
-        ({"nodes": 10**9}, r"at most 10,000 nodes; found 1,000,000,000"),
-        ({"nodes": (1, 10_001)}, r"at most 10,000 nodes; found 10,001"),
-        ({"concurrency": 100_000}, r"at most 4,096 calls at once on a node.* found 100,000\. Give more nodes"),
-        ({"ttl": True}, r"ttl= takes a number of seconds above 0; found True"),
-        ({"cpu": True}, r"cpu= takes a number above 0; found True"),
-        ({"memory": True}, r"memory= takes a number above 0; found True"),
-        ({"default_compute_timeout": True}, r"default_compute_timeout= takes a number of seconds above 0; found True"),
-        ({"budget": True}, r"budget= takes a number above 0; found True"),
-        ({"keep": True, "name": "a"}, r"keep= must be above 0 seconds .* found True"),
-    ],
-)
-def test_a_wrong_setting_says_what_is_meant(settings: dict[str, Any], said: str) -> None:
+NAMES = {
+    "TORCH": sky.plugins.torch(),
+    "np": np,
+    "types": types,
+    "asyncio": asyncio,
+    "threading": threading,
+    **globals(),
+}
+
+# what is written, and words of the error
+SETTINGS = [
+    # pools
+    ("sky.ComputePool(nodes=0)", "nodes= takes a whole number, at least 1"),
+    ("sky.ComputePool(nodes='4')", "found '4'."),
+    ("sky.ComputePool(nodes=True)", "found True"),
+    ("sky.ComputePool(nodes=(3, 1))", "found (3, 1): write (1, 3)"),
+    ("sky.ComputePool(nodes=(0, 2))", "1 <= min <= desired <= max must hold; found min=0"),
+    ("sky.ComputePool(nodes=10**9)", "at most 10,000 nodes; found 1,000,000,000"),
+    ("sky.ComputePool(sky.Local(), 2)", "one positional argument, the provider. Pass 2 as nodes=2."),
+    ("sky.pool(sky.Local(), 2).__enter__()", "Pass 2 as nodes=2."),
+    ("sky.ComputePool(2)", "for a number of nodes write nodes=2"),
+    ("sky.ComputePool('docker')", "write sky.Docker(...)"),
+    ("sky.ComputePool(sky.Docker)", "the class Docker: write sky.Docker(...)"),
+    ("sky.ComputePool(sky.Image(pip=['numpy']))", "found an image: write image=sky.Image(...)"),
+    ("sky.ComputePool(image=sky.Image)", "the class Image: write sky.Image(...)"),
+    ("sky.ComputePool(image='python:3.12')", "write sky.Image(base='python:3.12')"),
+    ("sky.ComputePool(accelerator=2)", "such as 'A100:4', or sky.Accelerator(...); found 2"),
+    ("sky.ComputePool(accelerator='A100x4')", "write 'A100:4'"),
+    ("sky.ComputePool(accelerator='A10O')", "is 'A10' meant?"),
+    ("sky.ComputePool(accelerator='A100:0')", "at least 1; found 0"),
+    ("sky.ComputePool(accelerator='A100:1.5')", "the number of devices per node, as in 'A100:4'"),
+    ("sky.ComputePool(accelerator='gpu')", "'gpu' is not known; known are T4, "),
+    ("sky.ComputePool(plugins=TORCH)", "takes a list such as [sky.plugins.torch()]"),
+    ("sky.ComputePool(plugins=[sky.plugins.torch])", "is a function; call it: torch()"),
+    ("sky.ComputePool(plugins=['torch'])", "write sky.plugins.torch()"),
+    ("sky.ComputePool(plugins=[TORCH, TORCH])", "both named 'torch'; list it once"),
+    ("sky.ComputePool(env={'N': 3})", "write 'N': '3'"),
+    ("sky.ComputePool(env=['A=1'])", "mapping from names to strings, such as"),
+    ("sky.ComputePool(env={'A=B': '1'})", "'A=B' is not a name of an environment variable"),
+    ("sky.ComputePool(env={'SKYWARD_X': '1'})", "choose another name"),
+    ("sky.ComputePool(secrets='TOKEN')", "a list of names of environment variables, such as"),
+    ("sky.ComputePool(secrets=['NO_SUCH_TOKEN'])", "NO_SUCH_TOKEN is not set"),
+    ("sky.ComputePool(volumes='/data')", "takes a list of sky.Volume(...)"),
+    ("sky.ComputePool(volumes={'/a': '/b'})", "a URL such as 's3://bucket/prefix'; found '/b'"),
+    ("sky.ComputePool(memory='lots')", "an amount such as '32GB'"),
+    ("sky.ComputePool(cpu='4')", "cpu= takes a number above 0; found '4'"),
+    ("sky.ComputePool(worker=4)", "write concurrency=4"),
+    ("sky.ComputePool(concurrency=0)", "at least 1; found 0"),
+    ("sky.ComputePool(concurrency=100_000)", "found 100,000. Give more nodes"),
+    ("sky.ComputePool(display='none')", "'auto' or 'quiet'; found 'none'"),
+    ("sky.ComputePool(name='a/b')", "a letter or digit first; found 'a/b'"),
+    ("sky.ComputePool(keep='30m')", "give name= as well"),
+    ("sky.ComputePool(name='x', keep='forever')", "such as '90s', '30m' or '2h'; found 'forever'"),
+    ("sky.ComputePool(ttl='5m')", "ttl= takes a number of seconds above 0; found '5m'"),
+    ("sky.ComputePool(default_compute_timeout=True)", "takes a number of seconds above 0; found True"),
+    ("sky.ComputePool(checkpoints=3)", "checkpoints= names a directory; found 3"),
+    ("sky.ComputePool(sky.Local(), budget=5)", "sky.Local rents none"),
+    # images
+    ("sky.Image('python:3.12')", "by name; found 'python:3.12' without one."),
+    ("sky.Image(python='3.99')", "found '3.99'"),
+    ("sky.Image(python=3.12)", "write python='3.12'"),
+    ("sky.Image(python='3.11.4')", "write python='3.11', whose newest release it takes"),
+    ("sky.Image(platform='amd64')", "write platform='linux/amd64'"),
+    ("sky.Image(base='ubuntu latest')", "an image reference such as 'python:3.12-slim'"),
+    ("sky.Image(pip='numpy')", "write pip=['numpy']"),
+    ("sky.Image(pip=[1])", "pip must be a list of strings; found [1]"),
+    ("sky.Image(pip=['==1.0'])", "found '==1.0' (Expected package name"),
+    ("sky.Image(pip=['numpy pandas'])", "write one entry for each, pip=['numpy', 'pandas']"),
+    ("sky.Image(pip=['numpy=1.26'])", "write 'numpy==1.26'"),
+    ("sky.Image(pip=['requirements.txt'])", "write requirements=['requirements.txt']"),
+    ("sky.Image(pip=['https://github.com/a/b'])", "write 'NAME @ git+https://github.com/a/b', with the package's name"),
+    ("sky.Image(apt=['git curl'])", "each an entry of its own; write apt=['git', 'curl']"),
+    ("sky.Image(apt=['Git'])", "such as 'git' or 'git=1:2.39.5-0'; found 'Git'"),
+    ("sky.Image(env={'A': 1})", "must be a string without NUL characters, such as '1'; found 1"),
+    ("sky.Image(env={'A B': '1'})", "letters, digits and '_'; found 'A B'"),
+    ("sky.Image(run='apt-get install git')", "write run=['apt-get install git']"),
+    # functions, providers and the rest
+    ("sky.compute(timeout=0)(len)", "above 0"),
+    ("sky.compute(timeout=float('nan'))(len)", "above 0"),
+    ("sky.compute(timeout=True)(len)", "A timeout is a number of seconds above 0"),
+    ("sky.compute(timeout='5m')(len)", "found '5m'"),
+    ("same(1).with_timeout(-1)", "above 0"),
+    ("sky.compute(retries=-1)(len)", "at least 0; found -1"),
+    ("sky.compute(retries=True)(len)", "found True: for once write retries=1"),
+    ("sky.SSH()", "the names of one or more hosts, each once"),
+    ("sky.SSH(['a', 'b'])", "as in sky.SSH('gpu1', 'gpu2'); found ['a', 'b']"),
+    ("sky.SSH('a:99999')", "ssh://user@host:port"),
+    ("sky.SSH('a', key='/no/such/key')", "the file /no/such/key, which does not exist"),
+    ("sky.Docker(base_url='/run/docker.sock').find()", "write 'unix:///run/docker.sock'"),
+    ("sky.AWS(region=3)", "sky.AWS: region is a string"),
+    ("sky.Worker(executor='threads')", "'auto', 'thread' or 'process'; found 'threads'"),
+    ("sky.Worker(per_node=0)", "the number of ranks on each node, or 'gpu'; found 0"),
+    ("sky.Volume('data', 'data')", "an absolute path on the nodes, such as '/data'"),
+    ("sky.Volume('/data', 'bucket')", "'/data' is not a name of a bucket"),
+    ("sky.stdout(only='first')", 'takes "head" or a function of InstanceInfo'),
+    ("sky.save(0.9, 'accuracy')", "first argument of sky.save is a name"),
+    # names that come close
+    ("sky.plugins.pytorch()", "Did you mean 'torch'?"),
+    ("sky.providers.Dockr()", "Did you mean 'Docker'?"),
+    ("sky.Image(pips=2)", "sky.Image has no parameter 'pips'; did you mean pip=?"),
+    ("sky.Image(packages=2)", "'packages'. It takes: base, python, "),
+    ("sky.ComputePool(node=2)", "ComputePool has no parameter 'node'; did you mean nodes=?"),
+    ("sky.compute(timout=2)", "@sky.compute has no parameter 'timout'; did you mean timeout=?"),
+    ("sky.Docker(usr=2)", "sky.Docker has no parameter 'usr'; did you mean user=?"),
+    ("sky.plugins.torch(backnd=2)", "sky.plugins.torch has no parameter 'backnd'; did you mean backend=?"),
+]
+
+
+@pytest.mark.parametrize(("written", "said"), SETTINGS, ids=[written for written, _ in SETTINGS])
+def test_a_wrong_setting_says_what_is_meant(written: str, said: str) -> None:
     """Before anything is made."""
-    with pytest.raises(ConfigError, match=said):
-        sky.ComputePool(**settings)
+    with pytest.raises(ConfigError) as refused:
+        eval(written, NAMES)
+    assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ((2,), r"one positional argument, the provider\. Pass 2 as nodes=2\."),
-        (((1, 3),), r"Pass \(1, 3\) as nodes=\(1, 3\)"),
-        (("A100",), r"Pass 'A100' by its name, as in nodes=2"),
-    ],
-)
-@pytest.mark.parametrize(
-    "make", [sky.ComputePool, lambda *given: cast(Any, sky.pool)(*given).__enter__()], ids=["class", "scope"]
-)
-def test_a_setting_without_its_name_is_told_what_to_write(make: Any, settings: tuple[Any, ...], said: str) -> None:
-    """Beside the provider."""
-    with pytest.raises(ConfigError, match=said):
-        make(sky.Local(), *settings)
+NOT_RUN = "same(1) is a call that has not run"
+CALLS = [
+    # decorating
+    ("sky.compute(3)", TypeError, "decorates a function, found 3 of type int"),
+    ("sky.compute(same)", TypeError, "same is a compute function already; decorate it once"),
+    ("sky.compute(later)", TypeError, "later is an asynchronous generator"),
+    ("sky.compute(classmethod(len))", TypeError, "of type classmethod"),
+    # calling
+    ("same()", TypeError, "same(): missing a required argument: 'x'"),
+    ("same(1, 2)", TypeError, "same(): too many positional arguments"),
+    ("same(1, y=2)", TypeError, "same(): got an unexpected keyword argument 'y'"),
+    ("same >> pool", TypeError, "same is a function that was not called: write `same(...) >> pool`"),
+    ("same & same(1)", TypeError, "same is a function that was not called"),
+    ("(same(1) & same) >> pool", TypeError, "was not called: write same(...)"),
+    # what is not a pool
+    ("same(1) >> 3", TypeError, "3 of type int"),
+    ("same(1) @ types", TypeError, "the module types"),
+    ("same(1) > SimpleNamespace", TypeError, "the class SimpleNamespace"),
+    ("(same(1) & same(2)) >> same", TypeError, "the function same, which was not called: write same(...)"),
+    ("sky.gather(stream=True) >> same(2)", TypeError, "same(2) of type PendingCompute"),
+    ("same(1) >> [pool]", TypeError, "needs a pool, `sky` or `sky.sky` on its right"),
+    ("same(1) >> sky.Local()", TypeError, "on its right, found Local() of type Local"),
+    ("same(1) >> pool.open", TypeError, "open, which was not called: write open(...)"),
+    ("same(1) >> sky.ComputePool(sky.Local())", PoolError, "not open: it has not been opened, or"),
+    ("pool.open()", PoolError, "is open already; open a second ComputePool"),
+    # the left of a pool
+    ("pool >> same(1)", TypeError, "call stands on the left"),
+    ("same(1) @ pool @ pool", TypeError, "found [1] of type list on the left"),
+    ("11 >> sky.sky", TypeError, "on the left of the operator. Decorate the function"),
+    ("np.ones(3) @ sky.sky", TypeError, "on the left of the operator. Decorate the function"),
+    ("None > pool", TypeError, "on the left of the operator. Decorate the function"),
+    ("[same(1), same(2)] >> sky.sky", TypeError, "`gather(*calls) >> pool`"),
+    # groups
+    ("same(1) & same(2) >> pool", TypeError, "write `(a & b) >> pool` with parentheses"),
+    ("same(1) >> pool & same(2)", TypeError, "write `(a & b) >> pool` with parentheses"),
+    ("sky.gather(same(1), same(2)) @ pool", TypeError, "`[call @ pool for call in calls]`"),
+    ("(same(1) & same(2)) > pool", TypeError, "[call > pool for call in calls]"),
+    ("sky.gather([same(1)])", TypeError, "unpack it: gather(*calls)"),
+    ("sky.gather(same(n) for n in range(2))", TypeError, "unpack it: gather(*calls)"),
+    ("sky.gather(3)", TypeError, "argument 1 is 3 of type int"),
+    # a call in place of its result
+    ("-same(1)", TypeError, NOT_RUN),
+    ("same(1) < 2", TypeError, NOT_RUN),
+    ("same(1) <= same(1)", TypeError, NOT_RUN),
+    ("3 / same(1)", TypeError, NOT_RUN),
+    ("bool(same(1))", TypeError, NOT_RUN),
+    ("len(same(1))", TypeError, NOT_RUN),
+    ("list(same(1))", TypeError, NOT_RUN),
+    ("float(same(1))", TypeError, NOT_RUN),
+    ("same(1)[0]", TypeError, NOT_RUN),
+    ("same(1).shape", AttributeError, NOT_RUN),
+    ("asyncio.run(waiting(same(1)))", TypeError, "Write `await (same(1) > pool)`"),
+    # as other libraries write it
+    ("asyncio.run(entering(pool))", TypeError, "opened by `with`, also in `async def`"),
+    ("pool.run(same(1))", AttributeError, "Write `f(x) >> pool`"),
+    ("pool.submit(same, 1)", AttributeError, "write `f(x) > pool`"),
+    ("pool.starmap(same, [])", AttributeError, "sky.gather(*calls) >> pool"),
+    ("same.remote(1)", AttributeError, "Write `same(...) >> pool`"),
+    ("pool.map(same, 5)", TypeError, "range(5)"),
+    ("pool.map(same(1), [5])", TypeError, "found the call same(1)"),
+    ("pool.map([5], same)", TypeError, "in the function's place"),
+    ("pool.map(same, [1], [2])", TypeError, "same() with an item of each of 2 iterables"),
+    ("pool.map(divmod_of, [(7, 2)])", TypeError, "sky.gather(*(divmod_of(*item) for item in items))"),
+    # what cannot be sent
+    ("same(threading.Lock()) >> pool", SerializationError, "Create them inside the function"),
+    ("sky.compute(threading.Lock)() >> pool", SerializationError, "Create them inside the function"),
+    ("same({'pool': pool}) >> pool", SerializationError, "['pool'] of it gives TypeError: A pool exists in the client"),
+    ("same(n for n in range(3)) >> pool", SerializationError, "Give it as a list"),
+    ("same(same(1) > pool) >> pool", SerializationError, "future.result()"),
+    ("sky.compute(lambda: NotImplemented)() >> pool", TypeError, "returned NotImplemented, which an operator"),
+]
 
 
-@pytest.mark.parametrize(
-    ("wishes", "said"),
-    [
-        ({"retries": True}, r"retries is how often .* found True: for once write retries=1"),
-        ({"retries": False}, r"retries is how often .* found False"),
-        ({"timeout": True}, r"A timeout is a number of seconds above 0.* found True"),
-        ({"timeout": False}, r"A timeout is a number of seconds above 0.* found False"),
-    ],
-)
-def test_a_wish_of_a_function_that_is_no_number_is_refused(wishes: dict[str, Any], said: str) -> None:
-    """True is 1 for Python, and hardly what is meant."""
-    with pytest.raises(ConfigError, match=said):
-        sky.compute(**wishes)(same.fn)
+@pytest.mark.parametrize(("written", "kind", "said"), CALLS, ids=[written for written, _, _ in CALLS])
+def test_a_call_written_wrongly_says_how_it_is_written(
+    written: str, kind: type[Exception], said: str, local: sky.ComputePool
+) -> None:
+    """Without the frames of other libraries; nothing is compared by accident."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the calls are dropped
+        with pytest.raises(kind) as refused:
+            eval(written, {**NAMES, "pool": local})
+    assert said in str(refused.value)
+    assert "site-packages" not in "".join(traceback.format_exception(refused.value))
 
 
-@pytest.mark.parametrize(
-    ("made", "name", "said"),
-    [
-        (sky.Image, "pips", r"sky\.Image has no parameter 'pips'; did you mean pip=\?"),
-        (sky.Image, "packages", r"'packages'\. It takes: base, python, "),
-        (sky.ComputePool, "node", r"ComputePool has no parameter 'node'; did you mean nodes=\?"),
-        (sky.compute, "timout", r"@sky\.compute has no parameter 'timout'; did you mean timeout=\?"),
-        (sky.Docker, "usr", r"sky\.Docker has no parameter 'usr'; did you mean user=\?"),
-        (sky.SSH, "usr", r"sky\.SSH has no parameter 'usr'; did you mean user=\?"),
-        (sky.Local, "nodes", r"sky\.Local has no parameter 'nodes'\. It takes none\."),
-        (sky.AWS, "regoin", r"sky\.AWS has no parameter 'regoin'; did you mean region=\?"),
-        (sky.Worker, "concurency", r"sky\.Worker has no parameter 'concurency'; did you mean concurrency=\?"),
-        (sky.plugins.torch, "backnd", r"sky\.plugins\.torch has no parameter 'backnd'; did you mean backend=\?"),
-    ],
-)
-def test_an_unknown_parameter_names_the_one_that_comes_close(made: Any, name: str, said: str) -> None:
-    """Of images, pools, functions, providers and plugins alike."""
-    with pytest.raises(ConfigError, match=said):
-        made(**{name: 2})
-
-
-def test_checked_parameters_leave_signatures_and_values_alone() -> None:
-    """Editors and `inspect` see what the class says, and copies are checked like the first."""
-    assert list(inspect.signature(sky.Image).parameters)[:3] == ["base", "python", "apt"]
-    assert list(inspect.signature(sky.plugins.torch).parameters)[:2] == ["backend", "cuda"]
-    image = sky.Image(pip=["numpy"])
-    assert pickle.loads(pickle.dumps(image)) == image == replace(image, bake=False)
-
-
-@pytest.mark.parametrize(
-    ("python", "said"),
-    [("3.99", r"'3\.11' to '3\.\d+'; found '3\.99'"), ("3.8", r"'3\.11' to"), (3.12, r"write python='3\.12'")],
-)
-def test_a_python_that_does_not_exist_is_refused(python: Any, said: str) -> None:
-    """At once, with those that do."""
-    with pytest.raises(ConfigError, match=said):
-        sky.Image(python=python)
+@pytest.mark.parametrize("target", [sky, sky.sky], ids=["module", "singleton"])
+def test_without_a_pool_sky_says_how_to_open_one(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node it says that the client sends calls."""
+    for operate in (operator.rshift, operator.matmul, operator.gt):
+        with pytest.raises(NoActivePoolError, match=r"`same\(1\) (>>|@|>) sky`.*sky\.ComputePool\(.*@sky\.pool\("):
+            operate(same(1), target)
+    place = InstanceInfo(node=1, total_nodes=2, head_addr="h", head_port=1)
+    monkeypatch.setenv(ENV_VAR, place.to_json())
+    with pytest.raises(NoActivePoolError, match=r"runs on node 1 of one\. .*let the client send it"):
+        same(1) >> target
 
 
 def test_volumes_without_a_login_are_refused_before_anything_is_made(
@@ -166,206 +294,6 @@ def test_volumes_without_a_login_are_refused_before_anything_is_made(
     sky.ComputePool(sky.Docker(), volumes=volumes)
 
 
-@sky.compute
-def head() -> tuple[int, int, bool]:
-    info = sky.instance_info()
-    assert info is not None
-    return info.node, info.total_nodes, info.is_head
-
-
-@sky.compute
-def places() -> Iterator[bool]:
-    for _ in range(2):
-        yield sky.instance_info() is not None
-    return (yield from ())
-
-
-@sky.compute
-async def place_in_a_loop() -> bool:
-    return sky.instance_info() is not None
-
-
-def test_local_runs_on_the_only_node_of_a_pool() -> None:
-    """Generators and coroutines as well; the caller is on none, not even between two items."""
-    assert head.local() == (0, 1, True)
-    seen = [(inside, sky.instance_info() is None) for inside in places.local()]
-    assert seen == [(True, True), (True, True)]
-    assert place_in_a_loop.local()
-    assert sky.instance_info() is None
-
-
-def test_local_on_a_node_keeps_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that calls another so is where it was."""
-    place = InstanceInfo(node=1, total_nodes=3, head_addr="127.0.0.1", head_port=1)
-    monkeypatch.setenv(ENV_VAR, place.to_json())
-    assert head.local() == (1, 3, False)
-
-
-def test_a_call_that_is_returned_has_been_used() -> None:
-    """It goes on where it arrives, and is a mistake only if it is dropped there."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = payload.dumps(same(1))
-    assert (payload.loads(*data, what="A result") >> Here()) == 1
-
-
-@sky.compute
-def arguments(*given: Any) -> tuple[Any, ...]:
-    return given
-
-
-def divmod_of(a: int, b: int) -> tuple[int, int]:
-    return divmod(a, b)
-
-
-def test_a_pool_in_an_argument_is_named_as_such(local: sky.ComputePool) -> None:
-    """And not a lock that it happens to have."""
-    with pytest.raises(SerializationError, match=r"\['pool'\] of it gives TypeError: A pool exists in the client only"):
-        same({"pool": local}) >> local
-
-
-class Here:
-    """A target that runs calls at once."""
-
-    def _run(self, call: Any) -> Any:
-        return call.fn(*call.args, **call.kwargs)
-
-    _broadcast = _run_async = _run_parallel = _run_stream = _run
-
-
-def test_a_platform_without_its_system_says_how_it_is_written() -> None:
-    """As Docker names it."""
-    with pytest.raises(ConfigError, match=r"write platform='linux/amd64'"):
-        sky.Image(platform="amd64")
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda: sky.Docker(base_url="/run/docker.sock").find(), r"write 'unix:///run/docker\.sock'"),
-        (lambda: sky.Docker(base_url=cast(Any, 3)).find(), r"base_url is a string of the form unix:///"),
-        (lambda: sky.AWS(region=cast(Any, 3)), r"sky\.AWS: region is a string"),
-    ],
-)
-def test_an_address_of_another_form_says_which_it_takes(made: Callable[[], object], said: str) -> None:
-    """Before anybody is asked."""
-    with pytest.raises(ConfigError, match=said):
-        made()
-
-
-@pytest.mark.parametrize(
-    ("pip", "said"),
-    [
-        ("numpy pandas", r"write one entry for each, pip=\['numpy', 'pandas'\]"),
-        ("numpy=1.26", r"write 'numpy==1\.26'"),
-        ("requirements.txt", r"write requirements=\['requirements\.txt'\]"),
-    ],
-)
-def test_a_requirement_that_is_none_says_what_to_write(pip: str, said: str) -> None:
-    """Where that can be told."""
-    with pytest.raises(ConfigError, match=said):
-        sky.Image(pip=[pip])
-
-
-def test_an_image_without_names_says_which_there_are() -> None:
-    """A base is not the first parameter by position."""
-    made: Any = sky.Image
-    with pytest.raises(ConfigError, match=r"by name; found 'python:3\.12' without one\. .* base, "):
-        made("python:3.12")
-
-
-async def waiting(call: Any) -> Any:
-    return await call
-
-
-async def entering(pool: Any) -> None:
-    async with pool:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "said"),
-    [
-        (lambda pool: pool >> same(1), TypeError, r"call stands on the left"),
-        (lambda pool: pool @ same(1), TypeError, r"call stands on the left"),
-        (lambda pool: same(1) >> pool.open, TypeError, r"open, which was not called: write open\(\.\.\.\)"),
-        (lambda _: -cast(Any, same(1)), TypeError, r"same\(1\) is a call that has not run"),
-        (lambda _: asyncio.run(waiting(same(1))), TypeError, r"Write `await \(same\(1\) > pool\)`"),
-        (lambda pool: asyncio.run(entering(pool)), TypeError, r"opened by `with`, also in `async def`"),
-        (lambda _: cast(Any, same(1)) < 2, TypeError, r"same\(1\) is a call that has not run"),
-        (lambda pool: pool.run(same(1)), AttributeError, r"Write `f\(x\) >> pool`"),
-        (lambda pool: pool.broadcast(same(1)), AttributeError, r"Write `f\(x\) @ pool`"),
-        (lambda pool: pool.submit(same, 1), AttributeError, r"write `f\(x\) > pool`"),
-        (lambda pool: pool.starmap(same, []), AttributeError, r"sky\.gather\(\*calls\) >> pool"),
-        (lambda pool: same(1) >> cast(Any, [pool]), TypeError, r"needs a pool, `sky` or `sky\.sky` on its right"),
-        (lambda _: same(1) >> cast(Any, sky.Local()), TypeError, r"on its right, found Local\(\) of type Local"),
-        (lambda pool: same(1) @ pool @ pool, TypeError, r"found \[1\] of type list on the left"),
-        (lambda pool: sky.gather(same(1), same(2)) @ pool, TypeError, r"`\[call @ pool for call in calls\]`"),
-        (lambda pool: (same(1) & cast(Any, same)) >> pool, TypeError, r"was not called: write same\(\.\.\.\)"),
-        (lambda pool: (cast(Any, same(1)) and same(2)) >> pool, TypeError, r"same\(1\) is a call that has not run"),
-        (lambda _: len(cast(Any, same(1))), TypeError, r"same\(1\) is a call that has not run"),
-        (lambda _: list(cast(Any, same(1))), TypeError, r"same\(1\) is a call that has not run"),
-        (lambda _: cast(Any, same(1))[0], TypeError, r"same\(1\) is a call that has not run"),
-        (lambda _: cast(Any, same(1)).result(), AttributeError, r"so it has no 'result' of its result"),
-        (lambda _: sky.compute(same), TypeError, r"same is a compute function already; decorate it once"),
-        (lambda _: sky.compute(cast(Any, 3)), TypeError, r"decorates a function, found 3 of type int"),
-        (lambda _: sky.compute(cast(Any, classmethod(cast(Any, len)))), TypeError, r"of type classmethod"),
-        (lambda pool: cast(Any, same)(1, 2) >> pool, TypeError, r"same\(\): too many positional arguments"),
-        (lambda _: same(1) >> sky.ComputePool(sky.Local()), PoolError, r"not open: it has not been opened, or"),
-        (lambda pool: pool.open(), PoolError, r"is open already; open a second ComputePool"),
-        (lambda _: same.remote(1), AttributeError, r"Write `same\(\.\.\.\) >> pool`"),  # type: ignore[attr-defined]
-        (lambda _: sky.gather(cast(Any, (same(n) for n in range(2)))), TypeError, r"unpack it: gather\(\*calls\)"),
-    ],
-)
-def test_a_call_written_wrongly_says_how_it_is_written(
-    wrong: Callable[[Any], object], kind: type[Exception], said: str, local: sky.ComputePool
-) -> None:
-    """Also as other libraries write it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the calls are dropped
-        with pytest.raises(kind, match=said):
-            wrong(local)
-
-
-def raises(text: str) -> None:
-    raise RuntimeError(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Found no NVIDIA driver on your system.", "accelerator='A100'"),
-        ("Default process group has not been initialized", r"sky.plugins.torch()"),
-    ],
-)
-def test_what_the_pool_could_have_given_is_said(text: str, said: str, local: sky.ComputePool) -> None:
-    """In a note of the function's own exception."""
-    with pytest.raises(RuntimeError) as found:
-        sky.compute(raises)(text) >> local
-    assert any(said in note for note in found.value.__notes__)
-
-
-def test_what_stays_where_it_is_says_what_to_send_instead(local: sky.ComputePool) -> None:
-    """As argument and as result."""
-    with pytest.raises(SerializationError, match="Create them inside the function"):
-        same(threading.Lock()) >> local
-    with pytest.raises(SerializationError, match="Create them inside the function"):
-        sky.compute(threading.Lock)() >> local
-
-
-def test_a_text_in_place_of_a_list_says_how_to_write_it() -> None:
-    """A list of one."""
-    with pytest.raises(ConfigError, match=r"write pip=\['numpy'\]"):
-        sky.Image(pip="numpy")
-
-
-@pytest.mark.parametrize("settings", [{"timeout": "5m"}, {"retries": "2"}])
-def test_a_wrong_option_of_a_function_is_refused(settings: dict[str, Any]) -> None:
-    """By its kind as well."""
-    with pytest.raises(ConfigError, match="found '"):
-        sky.compute(**settings)(len)
-
-
 def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when it is opened."""
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -373,23 +301,23 @@ def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.
         sky.ComputePool(sky.AWS())
 
 
+def raises(text: str) -> None:
+    raise RuntimeError(text)
+
+
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("call", "said"),
     [
-        (lambda pool: pool.map(same, 5), r"range\(5\)"),
-        (lambda pool: pool.map(same(1), [5]), r"found the call same\(1\)"),
-        (lambda pool: pool.map([5], same), r"in the function's place"),
-        (lambda pool: pool.map(same, [1], 5), r"range\(5\)"),
-        (lambda pool: pool.map(same, [1], [2]), r"same\(\) with an item of each of 2 iterables"),
-        (lambda pool: pool.map(divmod_of, [(7, 2)]), r"sky\.gather\(\*\(divmod_of\(\*item\) for item in items\)\)"),
+        (sky.compute(raises)("Found no NVIDIA driver on your system."), "accelerator='A100'"),
+        (sky.compute(raises)("Default process group has not been initialized"), "sky.plugins.torch()"),
+        (sky.compute(open)("pyproject.toml"), "'pyproject.toml' is there for this program"),
     ],
 )
-def test_a_map_over_something_else_says_what_it_takes(
-    wrong: Callable[[sky.ComputePool], object], said: str, local: sky.ComputePool
-) -> None:
-    """The function, and items."""
-    with pytest.raises(TypeError, match=said):
-        wrong(local)
+def test_what_the_pool_could_have_given_is_said(call: Any, said: str, local: sky.ComputePool) -> None:
+    """In a note of the function's own exception."""
+    with pytest.raises((RuntimeError, FileNotFoundError)) as found:
+        call >> local
+    assert any(said in note for note in found.value.__notes__)
 
 
 def test_a_map_over_several_iterables_is_that_of_python(local: sky.ComputePool, tmp_path: Path) -> None:
@@ -404,37 +332,6 @@ def test_a_map_over_several_iterables_is_that_of_python(local: sky.ComputePool, 
     for _ in range(2):
         assert local.map(arguments, [1, 2], [3, 4], journal=journal) == [(1, 3), (2, 4)]
         assert local.map(arguments, [(1, 3)], journal=journal) == [((1, 3),)]
-
-
-def test_what_is_iterable_by_its_items_alone_is_mapped(local: sky.ComputePool) -> None:
-    """As `for` takes it."""
-
-    class Three:
-        def __getitem__(self, index: int) -> int:
-            if index > 2:
-                raise IndexError
-            return index
-
-    items: Any = Three()
-    assert local.map(same, items) == [0, 1, 2]
-
-
-def test_arguments_that_cannot_be_sent_say_what_to_give(local: sky.ComputePool) -> None:
-    """Without the frames of pickle."""
-    with pytest.raises(SerializationError, match=r"Give it as a list") as found:
-        same(n for n in range(3)) >> local
-    assert "site-packages" not in "".join(traceback.format_exception(found.value))
-    future = same(1) > local
-    with pytest.raises(SerializationError, match=r"future\.result\(\)"):
-        same(future) >> local
-
-
-def test_a_file_of_the_client_that_a_function_opens_is_explained(local: sky.ComputePool) -> None:
-    """Relative to the client's directory, which is no node's."""
-    assert Path("pyproject.toml").exists()
-    with pytest.raises(FileNotFoundError) as found:
-        sky.compute(open)("pyproject.toml") >> local
-    assert any("'pyproject.toml' is there for this program" in note for note in found.value.__notes__)
 
 
 def test_a_module_that_opens_a_pool_when_a_node_imports_it_is_refused(
@@ -463,3 +360,23 @@ def test_a_line_is_said_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert client.is_due("a limit") is expected
     assert not client.is_due("a limit")
     assert client.is_due("another")
+
+
+def test_an_engine_with_less_memory_than_is_asked_for_is_refused() -> None:
+    """As with processors; an engine that does not say what it has is not."""
+    engine: Any = SimpleNamespace(url="unix:///e.sock", info={"MemTotal": 8 * 1024**3})
+    check_memory(engine, 8)
+    with pytest.raises(ProviderError, match=r"asks for 1,000 GiB of memory on each node; .* has 8\. Ask for less"):
+        check_memory(engine, 1000)
+    check_memory(cast(Any, SimpleNamespace(url="", info={})), 1000)
+
+
+@pytest.mark.parametrize("module", ["random", "json"])
+def test_a_file_beside_the_program_that_hides_a_module_of_pythons_is_named(tmp_path: Path, module: str) -> None:
+    """Python says only what it lacks."""
+    (tmp_path / f"{module}.py").write_text("X = 1\n")
+    (tmp_path / "main.py").write_text("import skyward as sky\n\nsky.ComputePool\n")
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: sky.ComputePool cannot be imported: the program's own ")
+    assert f"/{module}.py is imported in place of the module {module} that skyward needs. Rename it." in said
