@@ -10,7 +10,7 @@ With `--json` standard output has one object per line and nothing else:
 An image is skyward's if it has skyward's label and a tag that matches the identity in that label: an image that
 somebody built on top of one inherits the label, but not the tag. Tags are removed, never image ids, and never by force.
 
-`infer` compares what a script imports, in the versions of this interpreter, with what its images contain.
+`infer` shows what a script imports, in the versions of this interpreter.
 """
 
 from __future__ import annotations
@@ -18,23 +18,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from skyward.builder.events import readable
 from skyward.builder.store import forget_use, last_use, source_of
-from skyward.cli.output import Output, show_table
-from skyward.cli.sources import ProgramCommand, declared_in
+from skyward.cli.output import show_table
 from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError
-
-if TYPE_CHECKING:
-    from skyward.model.infer import Difference, Inferred
 
 LABEL = "skyward.image"
 _TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")
@@ -211,59 +206,16 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-@command.command("infer", cls=ProgramCommand)
+@command.command("infer")
 @click.argument("script", metavar="SCRIPT")
-@click.option("--image", "declaration", metavar="FILE", help="Compare with the images that `build` finds in FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object for each image.")
-def show_inferred(script: str, arguments: tuple[str, ...] | None, declaration: str | None, as_json: bool) -> int:
-    """Show the packages that a script imports, beside its image's.
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object.")
+def show_inferred(script: str, as_json: bool) -> int:
+    """Show the packages that a script imports, in the versions installed here.
 
-    In the versions installed here, as a difference to the image of --image. SCRIPT is not run, and nothing is written:
-    copy what the image shall have. The signs: + is not in the image, ~ is there in another version, = is there, - is
-    there and not imported, ? is imported and not installed here.
+    SCRIPT is not run, and nothing is written: copy what the image shall have.
     """
     from skyward.model.infer import infer
 
     found = infer(Path(script))
-    for name, difference in _differences(found, declaration, arguments, Output(as_json=as_json)):
-        if as_json:
-            click.echo(json.dumps(_document(name, difference), ensure_ascii=False))
-        else:
-            click.echo(f"{name}:\n{difference}" if name else str(difference))
+    click.echo(json.dumps(asdict(found) | {"pip": found.pip}, ensure_ascii=False) if as_json else str(found))
     return 0
-
-
-def _differences(
-    found: Inferred, declaration: str | None, arguments: Sequence[str] | None, output: Output
-) -> Iterator[tuple[str, Difference]]:
-    """Yield the name of each image and the difference to it; without a declaration, the difference to an empty one."""
-    from skyward.builder.packages.requirements import resolve_files
-    from skyward.model.image import Image
-    from skyward.model.image_fields import local_minor, platform_of
-    from skyward.plugins.registry import declared_image
-
-    if declaration is None:
-        yield "", found.diff(Image())
-        return
-    for each in declared_in(declaration, arguments, output):
-        platform = each.image.platform or platform_of(each.architecture)
-        image = declared_image(each, platform=platform, python=local_minor())
-        yield f"{each.name} ({each.where})", found.diff(resolve_files(image, each.root).image, each.root)
-
-
-def _document(name: str, difference: Difference) -> dict[str, object]:
-    found = difference.inferred
-    packages = [
-        {**(asdict(line.package) if line.package else {}), "state": line.state, "requirement": line.requirement}
-        for line in difference.lines
-    ]
-    missing = [{"module": module, "where": where, "optional": optional} for module, where, optional in found.missing]
-    return {
-        "event": "infer",
-        "image": name,
-        "code": found.code,
-        "pip": list(difference.pip),
-        "packages": packages,
-        "missing": missing,
-        "notes": list(found.notes),
-    }

@@ -252,7 +252,7 @@ class Image:
         """Return the installed packages that code imports, as a proposal: print it, and copy what you need.
 
         The code is read, neither imported nor run; local modules are followed. The standard library, skyward, and
-        dependencies of the packages are left out. `infer(train).diff(image)` compares it with an image.
+        dependencies of the packages are left out.
 
         Args:
             code: a function, a class, a module, or the path of a script or notebook.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from skyward.errors import ConfigError
 _AROUND_PYTHON = re.compile(r"%%(capture|time|timeit|prun|debug)\b.*")
 _MAGIC = re.compile(r"^([ \t]*)(?:[\w, ]+=[ \t]*)?(?:[%!?]|[\w.]+\?\??[ \t]*$)(?:.*\\\n)*.*$", re.MULTILINE)
 _BY_NAME = re.compile(r"\b(import_module|__import__)$")
-_GUARD = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +22,12 @@ class Import:
     """A module named by an import statement, or by `import_module("name")`.
 
     Attributes:
-        name: dotted name.
+        name: dotted name; of `from a import b` both `a` and `a.b`, which may be no module.
         where: file or cell, and line, for users.
-        optional: whether the code catches the ImportError if it is missing.
-        maybe: whether it may be a name inside a module instead: `a.b` of `from a import b`.
     """
 
     name: str
     where: str
-    optional: bool = False
-    maybe: bool = False
 
 
 def parts_of(path: Path) -> list[tuple[str, str]]:
@@ -92,7 +87,7 @@ def parsed(text: str, name: str) -> ast.Module:
 
 
 def imports_in(path: Path, package: str = "", shown: str = "") -> list[Import]:
-    """Return the imports of a file; see `imports_of`.
+    """Return the imports of a file, including those in functions, without those under TYPE_CHECKING.
 
     Args:
         path: path of the file.
@@ -103,47 +98,32 @@ def imports_in(path: Path, package: str = "", shown: str = "") -> list[Import]:
         ConfigError: the file cannot be read.
     """
     between = ", line " if path.suffix == ".ipynb" else ":"
-    parts = [(parsed(text, name), f"{shown or name}{between}") for name, text in parts_of(path)]
-    return [found for tree, place in parts for found in imports_of(tree, place, package)]
+    found = []
+    for name, text in parts_of(path):
+        places = sorted(_imports(parsed(text, name), package), key=lambda each: each[0])
+        found += [Import(module, f"{shown or name}{between}{line}") for line, module in places]
+    return found
 
 
-def imports_of(tree: ast.Module, place: str, package: str = "", first: int = 1) -> list[Import]:
-    """Return the imports of some code, including those in functions, without those under TYPE_CHECKING.
-
-    Args:
-        tree: the code.
-        place: text before the number of a line.
-        package: package that relative imports start from.
-        first: number of the first line.
-    """
-    found = sorted(_imports(tree, package), key=lambda each: each[0])
-    return [Import(name, f"{place}{line + first - 1}", *how) for line, name, *how in found]
-
-
-def _imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str, bool, bool]]:
-    """Yield line and name of imported modules, whether they may be missing, and whether they may be no module."""
-    skipped, optional = set[ast.AST](), set[ast.AST]()
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of imported modules."""
+    skipped = set[ast.AST]()
     for node in ast.walk(tree):  # outer nodes first
         if node in skipped:
             continue
-        may_miss = node in optional
         match node:
             case ast.If() if ast.unparse(node.test).endswith("TYPE_CHECKING"):
-                skipped |= _inside(node.body)
-            case ast.Try() if any(each.type is None or _GUARD.search(ast.unparse(each.type)) for each in node.handlers):
-                optional |= _inside([*node.body, *node.handlers])
-            case ast.With() if any(re.search(r"suppress\(.*Error", ast.unparse(item)) for item in node.items):
-                optional |= _inside(node.body)
+                skipped.update(each for inner in node.body for each in ast.walk(inner))
             case ast.Import():
                 for alias in node.names:
-                    yield node.lineno, alias.name, may_miss, False
+                    yield node.lineno, alias.name
             case ast.ImportFrom():
                 if name := _absolute(node, package):
-                    yield node.lineno, name, may_miss, False
+                    yield node.lineno, name
                     for alias in node.names:
-                        yield node.lineno, f"{name}.{alias.name}", may_miss, True
+                        yield node.lineno, f"{name}.{alias.name}"
             case ast.Call(args=[ast.Constant(value=str(name)), *_]) if _BY_NAME.search(ast.unparse(node.func)):
-                yield node.lineno, name, may_miss, False
+                yield node.lineno, name
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
@@ -152,7 +132,3 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
         return node.module or ""
     above = package.split(".")[: package.count(".") + 2 - node.level] if package else []
     return ".".join([*above, *([node.module] if node.module else [])]) if above else ""
-
-
-def _inside(nodes: Iterable[ast.AST]) -> set[ast.AST]:
-    return {each for node in nodes for each in ast.walk(node)}

@@ -35,7 +35,6 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 IN_CONTAINERS = ("errors", "system", "model", "wire", "runtime", "records", "runner", "_compute", "_version", "")
 ON_CLIENTS = {  # the first does without where there is none; nodes have no runs
     ("skyward.model.image_fields", "packaging.requirements"),
-    ("skyward.model.infer", "packaging.requirements"),
     ("skyward.records.run", "platformdirs"),
 }
 SIMULATED = (
