@@ -7,27 +7,26 @@ own output to the terminal is printed above them as well. In a notebook, output 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from contextvars import Context, ContextVar, copy_context
 from html import escape
 from secrets import token_hex
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from skyward.system import threading, time
 
-_REDRAW_S = 0.1
+if TYPE_CHECKING:
+    from rich.live import Live
+
 _STUCK_S = 0.5
-_FREE_LINES = 3  # lines of the terminal that rows leave free for printed text
 # sequences that move the cursor or clear, and control characters; colours are kept
 _CONTROL = re.compile(
     r"\x1b\[(?![0-9;]*m)[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\x1b")
-_UP = "\x1b[1A\x1b[2K"
 _CELL_S = 0.1  # between updates of a cell's rows
 _FILE = re.compile(r'File "([^"\n]+)", line')
 _log = logging.getLogger(__name__)
@@ -52,30 +51,24 @@ def plain(row: str) -> str:
 
 
 class LiveRows:
-    """Draws rows on a terminal, below printed text. One lock covers both, so that they do not interleave."""
+    """Rows on a terminal, below printed text. One lock covers both, so that they do not interleave."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._rows: dict[Hashable, Sequence[str]] = {}
-        self._drawn: list[int] = []  # widths of the rows on the terminal
-        self._is_dirty = self._in_line = False
-        self._stream: TextIO | None = None
-        self._replaced: list[tuple[str, TextIO, TextIO]] = []
-        self._thread: threading.Thread | None = None
+        self._rows: dict[Hashable, str] = {}
+        self._live: Live | None = None
 
-    def set(self, key: Hashable, texts: Sequence[str]) -> None:
-        """Show these rows under a key until they are replaced; an empty sequence removes them."""
-        if texts:
-            self._rows[key] = texts
+    def set(self, key: Hashable, row: str) -> None:
+        """Show this row under a key until it is replaced; "" removes it."""
+        if row:
+            self._rows[key] = row
         elif self._rows.pop(key, None) is None:
-            return
-        self._is_dirty = True
-        if bool(self._rows) == (self._stream is not None):
             return
         if self._lock.acquire(timeout=_STUCK_S):  # a stopped terminal (Ctrl-S) blocks writers
             try:
-                self._start() if self._rows else self._stop()
+                self._draw()
+            except (OSError, ValueError):
+                pass  # the terminal is closed
             finally:
                 self._lock.release()
 
@@ -87,113 +80,36 @@ class LiveRows:
         """
         if stream is None:
             return
-        real = cast(TextIO, getattr(stream, "skyward_original", stream))
         with self._lock:
-            if self._stream is None or not is_terminal(real):
-                put(real, text)
-                return
             self._erase()
-            put(real, text)
-            self._in_line = not text.endswith("\n")
+            put(getattr(stream, "rich_proxied_file", stream), text)
             self._draw()
 
-    def _start(self) -> None:
-        if self._stream is not None:
-            return
-        self._stream = next((s for s in (sys.stderr, sys.stdout) if is_terminal(s)), None)
-        if self._stream is None:
-            return
-        for name in ("stdout", "stderr"):
-            original = getattr(sys, name)
-            if is_terminal(original):
-                above = cast(TextIO, _Above(self, original))
-                self._replaced.append((name, original, above))
-                setattr(sys, name, above)
-        self._thread = threading.Thread(target=self._redraw, name="skyward-rows", daemon=True)
-        self._thread.start()
-
-    def _stop(self) -> None:
-        self._erase()
-        for name, original, above in self._replaced:
-            if getattr(sys, name) is above:
-                setattr(sys, name, original)
-        self._replaced.clear()
-        self._stream, self._in_line = None, False
-        self._changed.notify_all()
-
-    def _redraw(self) -> None:
-        with self._lock:
-            me = threading.current_thread()
-            while self._stream is not None and self._thread is me:
-                if not self._rows:
-                    self._stop()
-                elif self._is_dirty:
-                    self._erase()
-                    self._draw()
-                self._changed.wait(_REDRAW_S)
-
     def _erase(self) -> None:
-        """Clear the rows that are drawn; on a terminal that was made narrower, a row may take several lines."""
-        if self._drawn and self._stream is not None:
-            columns = _size(self._stream).columns
-            lines = sum(max(1, -(-width // columns)) for width in self._drawn)
-            self._drawn = []
-            _quietly(self._stream, "\r\x1b[2K" + _UP * (lines - 1))
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
     def _draw(self) -> None:
-        if self._stream is None or self._in_line:
+        if not self._rows:
+            self._erase()
             return
-        from rich.cells import cell_len, set_cell_size
+        from rich.text import Text
 
-        self._is_dirty = False
-        columns, lines = _size(self._stream)
-        shown = []
-        for row in _that_fit([list(texts) for texts in in_order(self._rows)], max(1, lines - _FREE_LINES)):
-            text = plain(row)
-            shown.append(text if cell_len(text) < columns else set_cell_size(text, max(1, columns - 2)).rstrip() + "…")
-        self._drawn = [cell_len(row) for row in shown]
-        _quietly(self._stream, "\n".join(shown))
+        rows = "\n".join(map(plain, self._rows.values()))
+        if self._live is None:
+            self._live = _new_live()
+            self._live.start()
+        self._live.update(Text(rows, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-class _Above:
-    """Replacement for a standard stream of the program that prints above the rows."""
+def _new_live() -> Live:
+    """Return a display on standard error, above which the program's own output to the terminal is printed, too."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, rows: LiveRows, original: TextIO) -> None:
-        self._rows, self.skyward_original = rows, original
-
-    def write(self, text: str) -> int:
-        self._rows.write(self.skyward_original, text)
-        return len(text)
-
-    def writelines(self, lines: Sequence[str]) -> None:
-        self.write("".join(lines))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.skyward_original, name)
-
-
-def in_order(rows: Mapping[Hashable, Sequence[str]]) -> list[Sequence[str]]:
-    """Return rows ordered by key: tuples first, sorted, then other keys."""
-    order = sorted(rows, key=lambda key: (0, *key) if isinstance(key, tuple) else (1,))
-    return [rows[key] for key in order]
-
-
-def _that_fit(groups: list[list[str]], most: int) -> list[str]:
-    """Return the rows to show: all, or the last of each group, or as many of those as fit."""
-    rows = [row for group in groups for row in group]
-    if len(rows) > most:
-        rows = [group[-1] for group in groups if group]
-    if len(rows) > most:
-        rows = [*rows[: most - 1], f"... and {len(rows) - most + 1} more"]
-    return rows
-
-
-def _size(stream: TextIO) -> os.terminal_size:
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):  # not every terminal reports its size
-        size = os.terminal_size((80, 24))
-    return os.terminal_size((size.columns or 80, size.lines or 24))
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=is_terminal(sys.stdout))
 
 
 def put(stream: TextIO, text: str) -> None:
@@ -204,13 +120,6 @@ def put(stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "ascii"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
-
-
-def _quietly(stream: TextIO, text: str) -> None:
-    try:
-        put(stream, text)
-    except (OSError, ValueError):
-        pass  # the terminal is closed
 
 
 screen = LiveRows()
@@ -229,26 +138,22 @@ class Cell:
     def __init__(self, publish: Any) -> None:
         self._publish, self._context = publish, copy_context()
         self._lock = threading.RLock()
-        self._rows: dict[Hashable, Sequence[str]] = {}
+        self._rows: dict[Hashable, str] = {}
         self._display = ""  # the identifier of the rows' display; "" before the first
         self._shown: list[str] = []
-        self._is_dirty = False
         self._thread: threading.Thread | None = None
 
     def write(self, stream: TextIO, text: str) -> None:
         """Print text as output of the cell."""
         self._entered().run(put, stream, text)
 
-    def set(self, key: Hashable, texts: Sequence[str]) -> None:
-        """Show these rows under a key until they are replaced; an empty sequence removes them."""
+    def set(self, key: Hashable, row: str) -> None:
+        """Show this row under a key until it is replaced; "" removes it."""
         with self._lock:
-            if texts:
-                if self._rows.get(key) == texts:
-                    return
-                self._rows[key] = texts
+            if row:
+                self._rows[key] = row
             elif self._rows.pop(key, None) is None:
                 return
-            self._is_dirty = True
             if not self._rows:
                 self._show()  # immediately, since the cell may be about to end
             elif self._thread is None:
@@ -265,12 +170,10 @@ class Cell:
                 if not self._rows:
                     self._thread = None
                     return
-                if self._is_dirty:
-                    self._show()
+                self._show()
 
     def _show(self) -> None:
-        self._is_dirty = False
-        rows = [plain(row) for texts in in_order(self._rows) for row in texts]
+        rows = [*map(plain, self._rows.values())]
         if rows == self._shown:
             return  # also if they were removed before they were shown
         self._shown = rows

@@ -70,7 +70,7 @@ class Progress:
     def say(self, line: str) -> None:
         """Show progress: as the live row on a terminal or in a notebook, as a separate line elsewhere."""
         if self._rows is not None:
-            self._rows.set(self, [line])
+            self._rows.set(self, line)
         else:
             self.tell(line)
 
@@ -82,11 +82,11 @@ class Progress:
     def _begin(self, doing: str) -> None:
         self._rows = None if self._quiet else rows_of(sys.stderr)
         if self._rows is not None:
-            self._rows.set(self, [f"{doing} ..."])
+            self._rows.set(self, f"{doing} ...")
 
     def _end(self) -> None:
         if self._rows is not None:
-            self._rows.set(self, ())
+            self._rows.set(self, "")
             self._rows = None
         if self._layers is not None:
             self._layers.__exit__(None, None, None)
@@ -126,7 +126,7 @@ class Counting:
     def close(self, *, finished: bool) -> None:
         """End the display; `finished` says that all calls have succeeded."""
         if self._rows is not None:
-            self._rows.set(self, ())
+            self._rows.set(self, "")
         elif self._told >= 0 and finished:
             taken_s = time.monotonic() - self._began
             _print(f"{self._name}: all {self._total} calls in {seconds(taken_s)}")
@@ -160,7 +160,7 @@ class Counting:
         self._due = now + LOOK_S
         self._rows = self._rows or rows_of(sys.stderr)
         if self._rows is not None:
-            self._rows.set(self, [self._text(done, now)])
+            self._rows.set(self, self._text(done, now))
         elif now >= self._next_line and done != self._told:
             self._next_line, self._told = now + _NEXT_LINE_S, done
             _print(self._text(done, now))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from skyward._pool import console
-from skyward._pool.console import MAX_WAITING, Printer
+from skyward._pool.console import Printer
 from tests.printed import Printed
 
 
@@ -24,16 +22,6 @@ def test_every_line_says_where_it_comes_from(printed: Printed) -> None:
     printer.put("1", "wrong\n", error=True)
     printer.stop()
     assert tuple(printed.read()) == ("[0] one\n[0] two\n", "[1] wrong\n")
-
-
-def test_draining_waits_until_all_of_it_is_out(printed: Printed) -> None:
-    """So that the output of a call comes before its result."""
-    printer = Printer(quiet=False)
-    for n in range(300):
-        printer.put("0", f"{n}\n", error=False)
-        printer.drain()
-        assert f"[0] {n}\n" in printed.read().out
-    printer.stop()
 
 
 def test_lines_of_nodes_and_streams_are_never_mixed(printed: Printed) -> None:
@@ -66,18 +54,6 @@ def test_places_align(printed: Printed) -> None:
     printer.put("10", "c\n", error=False)
     printer.stop()
     assert printed.read().out == "[0]  a\n[0]  b\n[10] c\n"
-
-
-def test_progress_is_its_last_state_where_there_is_no_terminal(printed: Printed) -> None:
-    """And now and then a line, not each of its states."""
-    printer = Printer(quiet=False)
-    printer.put("0", "\r10%", error=True, call=1)
-    printer.put("0", "\r20%\r30%", error=True, call=1)
-    printer.put("0", "\r100%\n", error=True, call=1)
-    printer.end("0", error=True, call=1)
-    printer.drain()
-    assert printed.read().err == "[0] 100%\n"
-    printer.stop()
 
 
 def test_progress_is_told_every_few_seconds(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,51 +118,16 @@ def test_quiet_prints_nothing(printed: Printed) -> None:
     assert tuple(printed.read()) == ("", "")
 
 
-class _Terminal(io.StringIO):
-    """A terminal that somebody has stopped (Ctrl-S)."""
+class _Pipe(io.StringIO):
+    """A pipe whose reader waits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocked = threading.Event()
         self.resume = threading.Event()
 
-    def isatty(self) -> bool:
-        return True
-
     def write(self, text: str) -> int:
-        self.blocked.set()
         self.resume.wait(10)
         return super().write(text)
-
-
-class _Pipe(_Terminal):
-    """A pipe whose reader waits."""
-
-    def isatty(self) -> bool:
-        return False
-
-
-def test_a_stopped_terminal_holds_nobody_up_and_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is bounded; what was dropped is counted where it is missing."""
-    terminal, errors = _Terminal(), _Terminal()
-    errors.resume.set()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", errors)
-    printer = Printer(quiet=False)
-    printer.put("0", "first\n", error=False)
-    assert terminal.blocked.wait(60)
-    line = "x" * 1023 + "\n"
-    count = 2 * MAX_WAITING // len(line)
-    for n in range(count):
-        printer.put("0", f"{n} {line}", error=False)
-    terminal.resume.set()
-    printer.stop()
-    lines = terminal.getvalue().splitlines()
-    notice = errors.getvalue()
-    assert lines[0] == "[0] first"
-    assert lines[-1].startswith(f"[0] {count - 1} ")
-    assert len(lines) - 1 <= MAX_WAITING // len(line)
-    assert f"{count - (len(lines) - 1)} lines were dropped" in notice
 
 
 def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,12 +141,12 @@ def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipe_that_is_not_read_gets_everything_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is held up, memory is bounded, and the end of the pool waits for the reader."""
+    """Nobody is held up, and the end of the pool waits for the reader."""
     pipe = _Pipe()
     monkeypatch.setattr(sys, "stdout", pipe)
     printer = Printer(quiet=False)
     line = "ż" * 1023 + "\n"
-    count = 3 * MAX_WAITING // len(line)
+    count = 3000
     for n in range(count):
         printer.put("0", f"{n} {line}", error=False)
     stopping = threading.Thread(target=printer.stop)
@@ -229,35 +170,6 @@ def test_a_hurried_end_does_not_wait_for_the_reader(monkeypatch: pytest.MonkeyPa
     stopping.join(30)
     assert not stopping.is_alive()
     pipe.resume.set()
-
-
-def test_an_end_that_waits_for_a_reader_sees_a_signal_that_wakes_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that comes just before the wait does not; here another thread takes it from the kernel."""
-    pipe = _Pipe()
-    monkeypatch.setattr(sys, "stdout", pipe)
-    printer = Printer(quiet=False)
-    before = signal.signal(signal.SIGUSR1, lambda *_: printer.hurry())
-
-    def take() -> None:
-        time.sleep(0.2)
-        signal.raise_signal(signal.SIGUSR1)
-
-    other = threading.Thread(target=take)
-    late = threading.Timer(20, pipe.resume.set)
-    try:
-        printer.put("0", "line\n", error=False)
-        other.start()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-        late.start()
-        began = time.monotonic()
-        printer.stop()
-        assert time.monotonic() - began < 10
-    finally:
-        late.cancel()
-        pipe.resume.set()
-        other.join()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,17 +41,17 @@ def test_rows_are_one_display_of_their_cell() -> None:
     """Updated in its place; empty, and at once, when nothing is left to show. Text is no HTML."""
     publisher = Publisher()
     one = cell("first", publisher)
-    one.set("a", ["1 < 2"])
+    one.set("a", "1 < 2")
     wait_until(lambda: len(publisher.published) == 1)
-    one.set("a", ["1 < 2"])  # nothing new
-    one.set((1, 0, "b"), ["\x1b[31mred\x1b[0m"])
+    one.set("a", "1 < 2")  # nothing new
+    one.set("b", "\x1b[31mred\x1b[0m")
     wait_until(lambda: len(publisher.published) == 2)
-    one.set("a", ())
-    one.set((1, 0, "b"), ())
+    one.set("a", "")
+    one.set("b", "")
 
     assert publisher.published == [
         ("first", "<pre>1 &lt; 2</pre>", False),
-        ("first", "<pre>red\n1 &lt; 2</pre>", True),
+        ("first", "<pre>1 &lt; 2\nred</pre>", True),
         ("first", "", True),
     ]
 
@@ -60,8 +60,8 @@ def test_what_is_done_in_a_moment_has_no_rows() -> None:
     """A display that appears and goes at once only moves what is below it."""
     publisher = Publisher()
     one = cell("first", publisher)
-    one.set("a", ["working"])
-    one.set("a", ())
+    one.set("a", "working")
+    one.set("a", "")
     time.sleep(0.15)
     assert publisher.published == []
 
@@ -75,9 +75,9 @@ def test_a_kernel_that_takes_nothing_more_stops_nothing() -> None:
         raise RuntimeError("closed")
 
     one = cell("first", refuse)
-    one.set("a", ["stopping"])
+    one.set("a", "stopping")
     wait_until(lambda: asked)
-    one.set("a", ())
+    one.set("a", "")
     assert asked == [False, True]
 
 

@@ -45,15 +45,6 @@ def test_an_unfinished_line_comes_with_flush_or_the_end_of_the_task(sink: Record
     assert sink.written[1:] == [(1, "stdout", "rest"), (1, "stdout", "\n"), (1, "stdout", "")]
 
 
-def test_several_lines_in_one_write_are_one_piece(sink: Record) -> None:
-    """Whole lines pass at once; only the unfinished end is held back."""
-    with output.task_output(1):
-        assert sys.stdout.write("a\nb\nc") == 5
-        assert sink.written == [(1, "stdout", "a\nb\n")]
-        sys.stdout.writelines(["d", "\n"])
-    assert sink.text(1) == "a\nb\ncd\n"
-
-
 def test_an_endless_line_is_passed_on_in_parts(sink: Record) -> None:
     """Nothing piles up in memory when no newline ever comes."""
     with output.task_output(1):
@@ -84,25 +75,6 @@ def test_threads_never_share_a_line(sink: Record) -> None:
     assert sorted(sink.written) == [(1, "stdout", "aaaaa\n"), (1, "stdout", "bbbbb\n")]
 
 
-def test_concurrent_tasks_keep_their_output_apart(sink: Record) -> None:
-    """Tasks in threads of one process print at the same time; each line arrives with the task that printed it."""
-    together = threading.Barrier(4)
-
-    def task(number: int) -> None:
-        with output.task_output(number):
-            together.wait()
-            for line in range(200):
-                print(number, line)
-
-    threads = [threading.Thread(target=task, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(4):
-        assert sink.text(number) == "".join(f"{number} {line}\n" for line in range(200))
-
-
 def test_a_users_thread_counts_as_the_only_task(sink: Record) -> None:
     """A new thread carries no context; while one task runs it can only be that task's."""
     with output.task_output(5):
@@ -130,29 +102,6 @@ def test_a_users_thread_is_nobodys_while_two_tasks_run(sink: Record) -> None:
     neighbour.join()
     assert sink.text(None) == "whose?\n"
     assert sink.text(1) == "mine\n"
-
-
-def test_muting_covers_only_the_muted_call(sink: Record) -> None:
-    """Another task that prints in the middle of a muted one is heard; so is the same task afterwards."""
-    inside, printed = threading.Event(), threading.Event()
-
-    def quiet() -> None:
-        with output.task_output(1):
-            with output.muted(BOTH):
-                inside.set()
-                print("never")
-                printed.wait()
-                print("never", file=sys.stderr)
-            print("again")
-
-    thread = threading.Thread(target=quiet)
-    thread.start()
-    inside.wait()
-    with output.task_output(2):
-        print("heard")
-    printed.set()
-    thread.join()
-    assert sink.written == [(2, "stdout", "heard\n"), (1, "stdout", "again\n")]
 
 
 def test_muting_one_stream_leaves_the_other(sink: Record) -> None:
@@ -235,16 +184,6 @@ def test_logging_through_handlers_made_before_and_after(sink: Record) -> None:
         logger.warning("careful")
     assert old.getvalue() == "careful\n"
     assert sink.written == [(1, "stderr", "careful\n")]
-
-
-def test_removing_gives_the_streams_back() -> None:
-    """After removal the process prints as before, and unfinished output has been passed on."""
-    before, record = sys.stdout, Record()
-    remove = output.install(record)
-    print("last words", end="")
-    remove()
-    assert sys.stdout is before
-    assert record.written == [(None, "stdout", "last words")]
 
 
 FORKING = """
