@@ -16,7 +16,7 @@ test: engine venv lint typing  ## what a contributor waits for: unit, simulator,
 	@$(ENV) $(BIN)/python -m pytest --instafail --core -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
 
 test-all: engine venv lint typing  ## everything, before a release: also Kubernetes, Slurm, clouds, all frameworks, chaos
-	@mkdir -p .kube && { $(PYTHON) scripts/kube build >.kube/build.log 2>&1 & }  # its tests come last, and wait for it
+	@mkdir -p .kube && { $(PYTHON) -m scripts.kube build >.kube/build.log 2>&1 & }  # its tests come last, and wait for it
 	@$(ENV) $(BIN)/python -m pytest --instafail -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
 	@$(ENV) $(BIN)/python -m pytest --instafail -m alone $(ALONE)
 
@@ -47,31 +47,31 @@ chaos: engine venv  ## 10,000 calls while workers, nodes and hosts are killed, s
 	@$(ENV) CALLS=10000 $(BIN)/python -m pytest -s tests/e2e/test_chaos.py
 
 engine:  ## a reachable Docker engine, a registry on loopback, the default base image
-	@$(PYTHON) scripts/engine up
+	@$(PYTHON) -m scripts.engine up
 
 engine-down:
-	@$(PYTHON) scripts/engine down
+	@$(PYTHON) -m scripts.engine down
 
 stand: engine  ## three Docker hosts in network namespaces of this machine; .stand/hosts.json says how to reach them
-	@$(PYTHON) scripts/stand up
+	@$(PYTHON) -m scripts.stand up
 
 stand-down:
-	@$(PYTHON) scripts/stand down
+	@$(PYTHON) -m scripts.stand down
 
 kube: engine  ## a Kubernetes of two nodes on this machine; KUBECONFIG=.kube/kubeconfig
-	@$(PYTHON) scripts/kube up
+	@$(PYTHON) -m scripts.kube up
 
 kube-build:  ## build what `make kube` starts, about 5 minutes once per user
-	@$(PYTHON) scripts/kube build
+	@$(PYTHON) -m scripts.kube build
 
 kube-down:
-	@$(PYTHON) scripts/kube down
+	@$(PYTHON) -m scripts.kube down
 
 slurm:  ## a Slurm cluster of three nodes in network namespaces of this machine; .slurm/cluster.json says how to reach it
-	@$(PYTHON) scripts/slurm up
+	@$(PYTHON) -m scripts.slurm up
 
 slurm-down:
-	@$(PYTHON) scripts/slurm down
+	@$(PYTHON) -m scripts.slurm down
 
 venv: $(VENV)/.installed
 
@@ -85,8 +85,8 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	@$(PYTHON) scripts/kube down
-	@$(PYTHON) scripts/slurm down
-	@$(PYTHON) scripts/stand down
-	@$(PYTHON) scripts/engine down --purge
+	@$(PYTHON) -m scripts.kube down
+	@$(PYTHON) -m scripts.slurm down
+	@$(PYTHON) -m scripts.stand down
+	@$(PYTHON) -m scripts.engine purge
 	@rm -rf $(VENV)

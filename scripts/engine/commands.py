@@ -141,7 +141,7 @@ def _registry(place: Place, docker: base.Client, image: str) -> str | None:
     return address
 
 
-def down(place: Place, *, purge: bool) -> None:
+def down(place: Place, *, purge: bool = False) -> None:
     """Stop the engine and registry that `up` started; with `purge` remove their data as well."""
     if not place.root.is_dir():
         say("nothing to stop: there is no .engine folder")

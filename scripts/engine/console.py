@@ -3,27 +3,48 @@
 Knows nothing of engines.
 """
 
+import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+_name = "engine"
 
 
 class SetupError(Exception):
     """Something that cannot be had; the message says what was tried, what was found and what to do."""
 
 
+def command_line(name: str, **commands: Callable[[], None]) -> int:
+    """Run the command that the arguments name; return 1, with a sentence on stderr, if something is missing."""
+    global _name
+    _name = name
+    parser = argparse.ArgumentParser(prog=f"python3 -m scripts.{name}")
+    parser.add_argument("command", choices=commands)
+    chosen = parser.parse_args().command
+    try:
+        commands[chosen]()
+    except (SetupError, OSError) as problem:
+        print(f"{name}: {problem}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; run the same command again to go on.", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
 def say(line: str) -> None:
     """Print one line at once, also when the output is a pipe."""
-    print(f"engine: {line}", flush=True)
+    print(f"{_name}: {line}", flush=True)
 
 
 @contextmanager
 def step(doing: str) -> Iterator[None]:
     """Announce a step and, when it ends, say on the same line how long it took."""
-    print(f"engine: {doing} ... ", end="", flush=True)
+    print(f"{_name}: {doing} ... ", end="", flush=True)
     started_s = time.monotonic()
     try:
         yield
@@ -78,9 +99,3 @@ def tail(log: Path, *, start: int = 0, lines: int = 8) -> str:
         text.seek(start)
         kept = text.read().decode(errors="replace").strip().splitlines()[-lines:]
     return "\n".join(f"    {line}" for line in kept)
-
-
-def fail(problem: SetupError) -> int:
-    """Print a problem the way the script's callers show it, and return the exit status."""
-    print(f"engine: {problem}", file=sys.stderr, flush=True)
-    return 1

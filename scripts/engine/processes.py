@@ -11,12 +11,11 @@ from .console import SetupError
 
 
 def start(argv: Sequence[str], *, log: Path, env: Mapping[str, str]) -> int:
-    """Start a process in a session of its own, so that it outlives this one and its terminal; return its pid."""
+    """Start a process that is nobody's child and outlives this one and its terminal; return its pid."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd="/", start_new_session=True
-        ).pid
+    script = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
+    words = ["sh", "-c", script, str(log), *argv]
+    return int(subprocess.run(words, env=env, cwd="/", start_new_session=True, check=True, capture_output=True).stdout)
 
 
 def alive(pid: int) -> bool:

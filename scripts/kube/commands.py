@@ -1,14 +1,10 @@
 """The commands: build, up, down."""
 
-import contextlib
-import subprocess
-import time
 from pathlib import Path
 
 from scripts.engine import mounts
-from scripts.engine.console import SetupError
-from scripts.stand import machine, network, registry
-from scripts.stand.place import install, program
+from scripts.stand import commands, machine, network, registry
+from scripts.stand.place import call, install
 
 from . import binary, control, node
 from .place import Cluster
@@ -33,24 +29,14 @@ def build(cluster: Cluster) -> None:
 
 
 def up(cluster: Cluster) -> None:
-    """Bring up two nodes and leave `.kube/kubeconfig`. Does nothing if they run."""
+    """Bring up two nodes; write .kube/kubeconfig."""
     with cluster.locked():
-        if cluster.kubeconfig.exists() and all(each.init is not None for each in cluster.machines):
-            _say(f"{len(cluster.machines)} nodes are up already, see {cluster.kubeconfig}")
-            return
         _install_missing(cluster)
         binary.ensure(cluster)
-        _clear(cluster)
-        started_s = time.monotonic()
-        try:
-            _bring_up(cluster)
-        except BaseException:
-            _clear(cluster)
-            raise
-    _say(f"{len(cluster.machines)} nodes are up after {time.monotonic() - started_s:.1f} s; see {cluster.kubeconfig}")
+        commands.bring_up(cluster, lambda: _make(cluster), lambda: _clear(cluster))
 
 
-def _bring_up(cluster: Cluster) -> None:
+def _make(cluster: Cluster) -> None:
     network.up(cluster)
     control.make_keys(cluster)
     control.start(cluster)
@@ -68,12 +54,11 @@ def _bring_up(cluster: Cluster) -> None:
 def _routes(cluster: Cluster) -> None:
     """Ways to the pods of each node, and from pods to the API server by the address of its service."""
     for each in cluster.machines:
-        _call("ip", "route", "add", each.pods, "via", each.address, "dev", cluster.bridge)
+        call("ip", "route", "add", each.pods, "via", each.address, "dev", cluster.bridge)
         for other in cluster.machines:
             if other.number != each.number:
-                _call("ip", "-n", each.namespace, "route", "add", other.pods, "via", other.address)
-    for rule in _rules(cluster):
-        _call("iptables", "-w", *rule[:2], "-I", *rule[2:])
+                call("ip", "-n", each.namespace, "route", "add", other.pods, "via", other.address)
+    network.add_rules(_rules(cluster))
 
 
 def _rules(cluster: Cluster) -> list[list[str]]:
@@ -89,56 +74,23 @@ def _rules(cluster: Cluster) -> list[list[str]]:
     return rules
 
 
-def _call(*words: str) -> None:
-    done = subprocess.run([program(words[0]), *words[1:]], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SetupError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
-
-
-def _is_there(rule: list[str]) -> bool:
-    words = [program("iptables"), "-w", *rule[:2], "-C", *rule[2:]]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
 def _install_missing(cluster: Cluster) -> None:
     bridge = [] if _BRIDGE.exists() else ["containernetworking-plugins"]
-    install(cluster.engine, _PROGRAMS, "Kubernetes", bridge)
+    install(cluster, _PROGRAMS, bridge)
 
 
 def down(cluster: Cluster) -> None:
-    """Take the cluster away with all its data."""
-    if not cluster.root.is_dir():
-        _say("nothing to take away: there is no .kube folder")
-        return
-    started_s = time.monotonic()
-    with cluster.locked():
-        _clear(cluster)
-        mounts.remove(cluster.root)
-    _say(f"taken away after {time.monotonic() - started_s:.1f} s; nothing is left")
+    """Take the cluster away with all its data; the program stays in the cache."""
+    commands.take_down(cluster, lambda: _clear(cluster))
 
 
 def _clear(cluster: Cluster) -> None:
     """Take everything away but the folder itself and its logs."""
-    cluster.kubeconfig.unlink(missing_ok=True)
-    for each in cluster.machines:
-        machine.power_off(each)
-    control.stop(cluster)
-    registry.down(cluster)
     if "subnet" in cluster.state:
-        for rule in _rules(cluster):
-            while _is_there(rule):
-                _call("iptables", "-w", *rule[:2], "-D", *rule[2:])
-    network.down(cluster)
-    mounts.remove(*(each.folder for each in cluster.machines), cluster.pki, cluster.root / "etcd")
+        network.remove_rules(_rules(cluster))
+    control.stop(cluster)
+    commands.clear(cluster)
+    mounts.remove(cluster.pki, cluster.root / "etcd")
     (cluster.root / "api-is-up").unlink(missing_ok=True)
     for each in cluster.machines:
-        for top in Path("/sys/fs/cgroup").glob(f"*/{each.cgroup}"):
-            folders = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
-            for folder in (*folders, top):
-                with contextlib.suppress(OSError):  # a process that is just ending
-                    folder.rmdir()
-    cluster.state_file.unlink(missing_ok=True)
-
-
-def _say(line: str) -> None:
-    print(f"kube: {line}", flush=True)
+        machine.remove_cgroups(each.cgroup)

@@ -11,7 +11,6 @@ from pathlib import Path
 from scripts.engine import processes
 from scripts.engine.console import SetupError, tail
 from scripts.engine.daemon import daemon_path
-from scripts.stand import machine
 from scripts.stand.place import program
 
 from . import binary
@@ -83,7 +82,7 @@ def start(cluster: Cluster) -> None:
 
 def start_one(cluster: Cluster, name: str) -> None:
     """Start one of it: "etcd", "apiserver", "controllers" or "scheduler"."""
-    pid = machine.start(commands(cluster)[name], log=cluster.log(name), env={**_ENVIRONMENT, "PATH": daemon_path()})
+    pid = processes.start(commands(cluster)[name], log=cluster.log(name), env={**_ENVIRONMENT, "PATH": daemon_path()})
     (cluster.root / f"{name}.pid").write_text(f"{pid}\n")
 
 

@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-from scripts.engine.daemon import daemon_path
 from scripts.stand import machine
-from scripts.stand.place import program
 
 from . import binary, pause
 from .place import Cluster, Machine
@@ -135,22 +133,14 @@ def power_on(node: Machine) -> None:
     """Start it; does not wait. Nothing happens if it runs."""
     cluster = node.stand
     assert isinstance(cluster, Cluster)
-    if node.init is not None:
-        return
-    variables = {
-        "FOLDER": str(node.folder),
-        "NAME": node.name,
-        "ADDRESS": node.address,
-        "TINI": program("tini"),
-        "KUBELET": str(binary.folder() / "kubelet"),
-        "KUBECONFIG": str(cluster.pki / f"{node.name}.kubeconfig"),
-        "READY": str(cluster.root / "api-is-up"),
-    }
-    environment = {"PATH": daemon_path(), "HOME": "/root", "LANG": "C.UTF-8", **variables}
-    words = [program("nsenter"), f"--net=/run/netns/{node.namespace}", program("unshare")]
-    words += ["--mount", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", _BOOT]
-    pid = machine.start(words, log=cluster.log(node.name), env=environment)
-    (node.folder / "pid").write_text(f"{pid}\n")
+    machine.launch(
+        node,
+        _BOOT,
+        cluster.log(node.name),
+        KUBELET=str(binary.folder() / "kubelet"),
+        KUBECONFIG=str(cluster.pki / f"{node.name}.kubeconfig"),
+        READY=str(cluster.root / "api-is-up"),
+    )
 
 
 def kill_kubelet(node: Machine) -> None:

@@ -1,23 +1,17 @@
 """Where the cluster's files lie, and what its nodes are called. Its network is one of the stand's kind."""
 
-import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from scripts.stand.place import Host, Stand
-
-NODES = 2
+from scripts.stand.place import CLONE, Host, Stand
 
 
 @dataclass(frozen=True)
 class Machine(Host):
     """One node of a cluster: a host of a stand with a kubelet and containerd instead of an sshd and a Docker engine."""
-
-    @property
-    def name(self) -> str:
-        """Its host name, and its name in the cluster."""
-        return f"kube{self.number}"
 
     @property
     def cgroup(self) -> str:
@@ -35,27 +29,13 @@ class Machine(Host):
 class Cluster(Stand):
     """The Kubernetes of one clone."""
 
-    @property
-    def root(self) -> Path:
-        return self.clone / ".kube"
+    kind: ClassVar[str] = "kube"
+    size: ClassVar[int] = 2
 
     @property
-    def tag(self) -> str:
-        """Six characters that tell this cluster's interfaces and namespaces from others'."""
-        return hashlib.sha256(f"kube {self.clone}".encode()).hexdigest()[:6]
-
-    @property
-    def cgroup(self) -> str:
-        return f"skyward-kube-{self.tag}"
-
-    @property
-    def hosts(self) -> list[Host]:
-        return [self.host(number) for number in range(1, NODES + 1)]
-
-    @property
-    def machines(self) -> list[Machine]:
+    def machines(self) -> Sequence[Machine]:
         """The nodes."""
-        return [self.host(number) for number in range(1, NODES + 1)]
+        return [self.host(number) for number in range(1, self.size + 1)]
 
     def host(self, number: int) -> Machine:
         """The node of that number."""
@@ -65,6 +45,10 @@ class Cluster(Stand):
     def pki(self) -> Path:
         """Keys and certificates."""
         return self.root / "pki"
+
+    @property
+    def hosts_file(self) -> Path:
+        return self.kubeconfig
 
     @property
     def kubeconfig(self) -> Path:
@@ -90,4 +74,4 @@ def cache() -> Path:
 
 def here() -> Cluster:
     """Return the cluster of the clone that this file lies in."""
-    return Cluster(Path(__file__).resolve().parents[2])
+    return Cluster(CLONE)

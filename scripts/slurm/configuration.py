@@ -25,8 +25,8 @@ StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool/%n
 SlurmctldPidFile={root}/run/slurmctld.pid
 SlurmdPidFile={root}/run/slurmd.%n.pid
-SlurmctldLogFile={root}/log/slurmctld.log
-SlurmdLogFile={root}/log/slurmd.%n.log
+SlurmctldLogFile={root}/logs/slurmctld.log
+SlurmdLogFile={root}/logs/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -64,10 +64,10 @@ SetEnv SLURM_CONF={root}/etc/slurm.conf
 """
 _LOGIN = """
 munged --force --socket={root}/run/munge.socket --key-file={root}/etc/munge.key --pid-file={root}/run/munged.pid \
-    --log-file={root}/log/munged.log --seed-file={root}/state/munge.seed
+    --log-file={root}/logs/munged.log --seed-file={root}/state/munge.seed
 slurmctld
 mkdir -p /run/sshd
-/usr/sbin/sshd -f {root}/etc/sshd_config -E {root}/log/sshd.log
+/usr/sbin/sshd -f {root}/etc/sshd_config -E {root}/logs/sshd.log
 exec sleep infinity
 """
 _NODE = """
@@ -79,9 +79,9 @@ exec sleep infinity
 def write(cluster: Cluster) -> None:
     """Write all of it into the cluster's folder."""
     root = cluster.root
-    for name in ("etc", "state", "log", "run", "spool", "home", "keys"):
+    for name in ("etc", "state", "logs", "run", "spool", "home", "keys"):
         (root / name).mkdir(mode=0o755, exist_ok=True)
-    for machine in cluster.nodes:
+    for machine in cluster.hosts:
         (root / "spool" / machine.name).mkdir(exist_ok=True)
     _write_slurm(cluster)
     key = root / "etc" / "munge.key"
@@ -98,22 +98,22 @@ def write(cluster: Cluster) -> None:
     sshd = _SSHD.format(root=ROOT, address=cluster.login.address, port=SSH_PORT)
     (root / "etc" / "sshd_config").write_text(sshd)
     (root / "etc" / "start.login").write_text(_LOGIN.format(root=ROOT))
-    for machine in cluster.nodes:
+    for machine in cluster.hosts:
         (root / "etc" / f"start.{machine.name}").write_text(_NODE)
 
 
 def _write_slurm(cluster: Cluster) -> None:
-    names = ",".join(machine.name for machine in cluster.nodes)
+    names = ",".join(machine.name for machine in cluster.hosts)
     nodes = [
         f"NodeName={machine.name} NodeAddr={machine.address} CPUs=4 RealMemory=4000 Gres=gpu:a100:2 State=UNKNOWN"
-        for machine in cluster.nodes
+        for machine in cluster.hosts
     ]
     partitions = [
         f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP",
         f"PartitionName=pairs Nodes={names} MinNodes=2 State=UP",  # takes no job of one node
     ]
     # device files that exist stand in for GPUs
-    gpus = [f"NodeName={machine.name} Name=gpu Type=a100 File=/dev/tty6[0-1]" for machine in cluster.nodes]
+    gpus = [f"NodeName={machine.name} Name=gpu Type=a100 File=/dev/tty6[0-1]" for machine in cluster.hosts]
     general = _SLURM.format(root=ROOT, controller=cluster.login.address)
     etc = cluster.root / "etc"
     (etc / "slurm.conf").write_text("\n".join([general, *nodes, *partitions, ""]))

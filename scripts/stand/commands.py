@@ -1,12 +1,12 @@
-"""The commands: up, down."""
+"""The commands of the stand, and the order in which the clusters go up and down too."""
 
-import contextlib
 import json
 import os
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 from scripts.engine import mounts
+from scripts.engine.console import SetupError, say
 
 from . import machine, network, registry
 from .place import Stand, install
@@ -14,24 +14,42 @@ from .place import Stand, install
 _PROGRAMS = {"sshd": "openssh-server", "ip": "iproute2", "iptables": "iptables", "tini": "tini", "dockerd": "docker.io"}
 
 
-def up(stand: Stand) -> None:
-    """Bring up three hosts and leave `.stand/hosts.json`. Does nothing if they run."""
+def bring_up(stand: Stand, make: Callable[[], None], clear: Callable[[], None]) -> None:
+    """Make everything that a stand consists of, and leave its file of facts. Does nothing if it runs."""
+    if stand.hosts_file.exists() and all(host.init is not None for host in stand.machines):
+        say(f"{len(stand.machines)} machines are up already, see {stand.hosts_file}")
+        return
+    if os.geteuid() != 0:
+        raise SetupError("namespaces and mounts take root; run this again as root.")
     started_s = time.monotonic()
+    clear()
+    try:
+        make()
+    except BaseException:
+        clear()
+        raise
+    say(f"{len(stand.machines)} machines are up after {time.monotonic() - started_s:.1f} s; see {stand.hosts_file}")
+
+
+def take_down(stand: Stand, clear: Callable[[], None]) -> None:
+    """Take everything away with all its data."""
+    if not stand.root.is_dir():
+        say(f"nothing to take away: there is no .{stand.kind} folder")
+        return
     with stand.locked():
-        if stand.hosts_file.exists() and all(host.init is not None for host in stand.hosts):
-            _say(f"{len(stand.hosts)} hosts are up already, see {stand.hosts_file}")
-            return
-        install(stand.engine, _PROGRAMS, "the stand")
-        _clear(stand)
-        try:
-            _bring_up(stand)
-        except BaseException:
-            _clear(stand)
-            raise
-    _say(f"{len(stand.hosts)} hosts are up after {time.monotonic() - started_s:.1f} s; see {stand.hosts_file}")
+        clear()
+        mounts.remove(stand.root)
+    say(f"taken away; nothing of .{stand.kind} is left")
 
 
-def _bring_up(stand: Stand) -> None:
+def up(stand: Stand) -> None:
+    """Bring up three hosts; write .stand/hosts.json."""
+    with stand.locked():
+        install(stand, _PROGRAMS)
+        bring_up(stand, lambda: _make(stand), lambda: clear(stand))
+
+
+def _make(stand: Stand) -> None:
     machine.make_key(stand.key, "skyward-stand")
     network.up(stand)
     for host in stand.hosts:
@@ -52,34 +70,18 @@ def _bring_up(stand: Stand) -> None:
 
 def down(stand: Stand) -> None:
     """Take the hosts away with all their data, and those of test processes that were killed."""
-    if not stand.root.is_dir():
-        _say("nothing to take away: there is no .stand folder")
-        return
     for nested in stand.root.glob("*/.stand"):
         down(Stand(nested.parent))
-    started_s = time.monotonic()
-    with stand.locked():
-        _clear(stand)
-        mounts.remove(stand.root)
-    _say(f"taken away after {time.monotonic() - started_s:.1f} s; nothing is left")
+    take_down(stand, lambda: clear(stand))
 
 
-def _clear(stand: Stand) -> None:
-    """Take everything away but the folder itself."""
+def clear(stand: Stand) -> None:
+    """Take everything away but the stand's own folder."""
     stand.hosts_file.unlink(missing_ok=True)
-    for host in stand.hosts:
+    for host in stand.machines:
         machine.power_off(host)
     registry.down(stand)
     network.down(stand)
-    mounts.remove(*(host.folder for host in stand.hosts))
-    places = [Path(place) for place, _, _ in os.walk("/sys/fs/cgroup")]  # which passes over those that end meanwhile
-    for top in (place for place in places if place.name == stand.cgroup):
-        folders = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
-        for folder in (*folders, top):
-            with contextlib.suppress(OSError):  # a process that is just ending
-                folder.rmdir()
+    mounts.remove(*(host.folder for host in stand.machines))
+    machine.remove_cgroups(stand.cgroup)
     stand.state_file.unlink(missing_ok=True)
-
-
-def _say(line: str) -> None:
-    print(f"stand: {line}", flush=True)

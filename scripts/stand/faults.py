@@ -1,23 +1,21 @@
 """What can be broken on a host of the stand, and mended again. All of it stays between the stand's own namespaces."""
 
-import subprocess
 import time
-from collections.abc import Callable
 
 from scripts.engine.console import SetupError
 
 from . import machine
-from .place import Host, program
+from .place import Host, call
 
 
 def link_down(host: Host) -> None:
     """Pull its cable: nothing gets through, and nobody is told."""
-    _here("ip", "link", "set", host.link, "down")
+    call("ip", "link", "set", host.link, "down")
 
 
 def link_up(host: Host) -> None:
     """Plug its cable in."""
-    _here("ip", "link", "set", host.link, "up")
+    call("ip", "link", "set", host.link, "up")
 
 
 def power_off(host: Host) -> None:
@@ -67,12 +65,12 @@ def slow(host: Host, mbit: int) -> None:
     """Limit what it gets to so many Mbit/s."""
     fast(host)
     limit = ("rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
-    _here("tc", "qdisc", "add", "dev", host.link, "root", "tbf", *limit)
+    call("tc", "qdisc", "add", "dev", host.link, "root", "tbf", *limit)
 
 
 def fast(host: Host) -> None:
     """Take back a `slow`."""
-    subprocess.run([program("tc"), "qdisc", "del", "dev", host.link, "root"], check=False, stderr=subprocess.DEVNULL)
+    call("tc", "qdisc", "del", "dev", host.link, "root", check=False)
 
 
 def fill_disk(host: Host, free_mb: int) -> None:
@@ -93,27 +91,3 @@ def free_disk(host: Host) -> None:
         if time.monotonic() > deadline_s:
             raise SetupError(f"the small disk of {host.name} cannot be taken away.")
     machine.start_engine(host)
-
-
-def _here(*words: str) -> None:
-    done = subprocess.run([program(words[0]), *words[1:]], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SetupError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
-
-
-KINDS: dict[str, Callable[..., None]] = {
-    "cut": cut,
-    "fast": fast,
-    "fill-disk": fill_disk,
-    "free-disk": free_disk,
-    "kill-engine": kill_engine,
-    "kill-sshd": kill_sshd,
-    "link-down": link_down,
-    "link-up": link_up,
-    "mend": mend,
-    "power-off": power_off,
-    "power-on": power_on,
-    "slow": slow,
-    "start-engine": start_engine,
-    "start-sshd": start_sshd,
-}

@@ -1,5 +1,6 @@
 """One host as processes and mounts: its root over this machine's, its init, its sshd, its engine."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -89,14 +90,19 @@ def make_key(path: Path, comment: str) -> None:
 
 def power_on(host: Host) -> None:
     """Start its init, which starts the rest; does not wait. Nothing happens if it runs."""
+    launch(host, _BOOT, host.folder / "boot" / "boot.log")
+
+
+def launch(host: Host, boot: str, log: Path, **variables: str) -> None:
+    """Start a shell script in namespaces of the host's own; nothing happens if one runs."""
     if host.init is not None:
         return
-    log = host.folder / "boot" / "boot.log"
-    variables = {"FOLDER": str(host.folder), "NAME": host.name, "ADDRESS": host.address, "TINI": program("tini")}
-    environment = {"PATH": daemon_path(), "HOME": "/root", "LANG": "C.UTF-8", **variables}
-    words = [program("nsenter"), f"--net=/run/netns/{host.namespace}", program("unshare")]
-    words += ["--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", _BOOT]
-    pid = start(words, log=log, env=environment)
+    host.folder.mkdir(exist_ok=True)
+    own = {"FOLDER": str(host.folder), "NAME": host.name, "ADDRESS": host.address, "TINI": program("tini")}
+    environment = {"PATH": daemon_path(), "HOME": "/root", "LANG": "C.UTF-8", **own, **variables}
+    words = [program("nsenter"), f"--net=/run/netns/{host.namespace}"] if host.namespace else []
+    words += [program("unshare"), "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", boot]
+    pid = processes.start(words, log=log, env=environment)
     (host.folder / "pid").write_text(f"{pid}\n")
 
 
@@ -142,19 +148,14 @@ def power_off(host: Host) -> None:
     (host.folder / "pid").unlink(missing_ok=True)
 
 
-def start(words: list[str], *, log: Path, env: dict[str, str]) -> int:
-    """Start a process that is nobody's child and outlives this one and its terminal; its number."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    script = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
-    done = subprocess.run(
-        ["sh", "-c", script, str(log), *words],
-        env=env,
-        cwd="/",
-        start_new_session=True,
-        check=True,
-        capture_output=True,
-    )
-    return int(done.stdout)
+def remove_cgroups(name: str) -> None:
+    """Remove the control groups of this name, in every hierarchy, and all below them."""
+    places = [Path(place) for place, _, _ in os.walk("/sys/fs/cgroup")]  # which passes over those that end meanwhile
+    for top in (place for place in places if place.name == name):
+        folders = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+        for folder in (*folders, top):
+            with contextlib.suppress(OSError):  # a process that is just ending
+                folder.rmdir()
 
 
 def start_sshd(host: Host) -> None:

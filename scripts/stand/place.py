@@ -1,31 +1,29 @@
-"""Where the stand's files lie, and what its hosts are called: all of it follows from the clone and one subnet."""
+"""Where the files of a stand or cluster lie, and what its machines are called: all of it follows from the clone."""
 
 import fcntl
 import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from scripts.engine import debian
 from scripts.engine.console import SetupError
 from scripts.engine.daemon import daemon_path
 from scripts.engine.place import Place
 
-HOSTS = 3
-
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a stand.
+    """One machine: a host of the stand, or a node of a cluster.
 
     Attributes:
         stand: what it belongs to.
-        number: 1, 2 or 3.
+        number: from 1 on.
     """
 
     stand: "Stand"
@@ -34,7 +32,7 @@ class Host:
     @property
     def name(self) -> str:
         """Its host name."""
-        return f"stand{self.number}"
+        return f"{self.stand.kind}{self.number}"
 
     @property
     def folder(self) -> Path:
@@ -43,7 +41,7 @@ class Host:
 
     @property
     def namespace(self) -> str:
-        """Name of its network namespace."""
+        """Name of its network namespace; "" if it has this machine's network."""
         return f"skyward-{self.stand.tag}-{self.number}"
 
     @property
@@ -60,6 +58,11 @@ class Host:
     def login(self) -> str:
         """What `sky.SSH` takes."""
         return f"root@{self.address}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of commands that are run on it."""
+        return {}
 
     @property
     def init(self) -> int | None:
@@ -81,18 +84,30 @@ class Host:
             return None
         return pid if f"FOLDER={self.folder}".encode() in variables else None
 
-    def run(self, *words: str, check: bool = True) -> str:
-        """Run a command on it, past its sshd; what it prints.
+    def command(self, *words: str, user: str = "root") -> list[str]:
+        """Return the command line that runs a command on it as this user, past its sshd.
 
         Raises:
-            SetupError: the host is off, or the command fails and `check` is true.
+            SetupError: the host is off.
         """
         init = self.init
         if init is None:
             raise SetupError(f"{self.name} is off.")
-        inside = ["nsenter", "--all", f"--target={init}", "--", *words]
-        env = {"PATH": daemon_path(), "HOME": "/root", "LANG": "C.UTF-8"}
-        done = subprocess.run(inside, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=env)
+        home = "/root" if user == "root" else f"{self.stand.homes}/{user}"
+        who = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        variables = {"PATH": daemon_path(), "HOME": home, "USER": user, "LANG": "C.UTF-8", **self.variables}
+        env = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+        return [program("nsenter"), "--all", f"--target={init}", "--", *env, *who, *words]
+
+    def run(self, *words: str, user: str = "root", check: bool = True) -> str:
+        """Run a command on it; what it prints.
+
+        Raises:
+            SetupError: the host is off, or the command fails and `check` is true.
+        """
+        done = subprocess.run(
+            self.command(*words, user=user), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         if check and done.returncode:
             raise SetupError(f"{words[0]} on {self.name} failed with status {done.returncode}: {done.stderr.strip()}")
         return done.stdout
@@ -100,13 +115,16 @@ class Host:
 
 @dataclass(frozen=True)
 class Stand:
-    """The stand of one clone."""
+    """The stand of one clone; the clusters are made of the same parts."""
 
     clone: Path
+    kind: ClassVar[str] = "stand"
+    size: ClassVar[int] = 3
+    homes: ClassVar[str] = "/home"
 
     @property
     def root(self) -> Path:
-        return self.clone / ".stand"
+        return self.clone / f".{self.kind}"
 
     @property
     def engine(self) -> Place:
@@ -115,8 +133,8 @@ class Stand:
 
     @property
     def tag(self) -> str:
-        """Six characters that tell this clone's interfaces and namespaces from another's."""
-        return hashlib.sha256(str(self.clone).encode()).hexdigest()[:6]
+        """Six characters that tell its interfaces and namespaces from those of others."""
+        return hashlib.sha256(f"{self.kind} {self.clone}".encode()).hexdigest()[:6]
 
     @property
     def bridge(self) -> str:
@@ -125,7 +143,7 @@ class Stand:
     @property
     def cgroup(self) -> str:
         """Parent of all control groups that the hosts' engines make."""
-        return f"skyward-stand-{self.tag}"
+        return f"skyward-{self.kind}-{self.tag}"
 
     @property
     def key(self) -> Path:
@@ -137,7 +155,13 @@ class Stand:
 
     @property
     def hosts_file(self) -> Path:
+        """What tests and people need to reach it. It exists while everything is up."""
         return self.root / "hosts.json"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The content of `hosts_file`."""
+        return dict(json.loads(self.hosts_file.read_text()))
 
     @property
     def state_file(self) -> Path:
@@ -173,8 +197,14 @@ class Stand:
         return self.state.get("registry")
 
     @property
-    def hosts(self) -> list[Host]:
-        return [self.host(number) for number in range(1, HOSTS + 1)]
+    def hosts(self) -> Sequence[Host]:
+        """The machines that have a cable."""
+        return [self.host(number) for number in range(1, self.size + 1)]
+
+    @property
+    def machines(self) -> Sequence[Host]:
+        """Everything that can be switched on."""
+        return self.hosts
 
     def host(self, number: int) -> Host:
         """The host of that number."""
@@ -204,24 +234,35 @@ def program(name: str) -> str:
     return found
 
 
-def install(place: Place, programs: Mapping[str, str], purpose: str, packages: Iterable[str] = ()) -> None:
+def call(*words: str, check: bool = True) -> int:
+    """Run a program of the system; its status.
+
+    Raises:
+        SetupError: it fails and `check` is true.
+    """
+    done = subprocess.run([program(words[0]), *words[1:]], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SetupError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.returncode
+
+
+def install(stand: Stand, programs: Mapping[str, str], packages: Iterable[str] = ()) -> None:
     """Install what is missing of the system's programs, without starting a service.
 
     Args:
-        place: the engine's, where the log of an installation goes.
+        stand: what they are for.
         programs: name of a program and of the package that has it.
-        purpose: what they are for, in messages.
         packages: further ones that are missing.
     """
-    missing = [
-        *packages,
-        *(package for name, package in programs.items() if not shutil.which(name, path=daemon_path())),
-    ]
-    if missing:
-        with place.locked():
-            debian.ensure(place, missing, purpose=purpose)
+    missing = [package for name, package in programs.items() if not shutil.which(name, path=daemon_path())]
+    if missing := [*packages, *missing]:
+        with stand.engine.locked():
+            debian.ensure(stand.engine, missing, purpose=f"`make {stand.kind}`")
+
+
+CLONE = Path(__file__).resolve().parents[2]
 
 
 def here() -> Stand:
     """Return the stand of the clone that this file lies in."""
-    return Stand(Path(__file__).resolve().parents[2])
+    return Stand(CLONE)

@@ -13,7 +13,6 @@ from scripts.engine import daemon, processes, registry
 from scripts.engine.console import SetupError, capture, tail
 from scripts.engine.place import Place
 
-from . import machine
 from .place import Stand, program
 
 _START_LIMIT_S = 15
@@ -31,7 +30,7 @@ def up(stand: Stand) -> None:
     log = stand.log("registry")
     env = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     words = [binary, "serve", str(config)]
-    (stand.root / "registry.pid").write_text(f"{machine.start(words, log=log, env=env)}\n")
+    (stand.root / "registry.pid").write_text(f"{processes.start(words, log=log, env=env)}\n")
     stand.note(registry=address)
     deadline_s = time.monotonic() + _START_LIMIT_S
     while not registry.answers(address):

@@ -24,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
     if os.geteuid() != 0 or sys.platform != "linux":
         pytest.skip("the cluster's machines are namespaces and mounts, which take root on Linux")
     found = here()
-    was_up = found.facts_file.exists()
+    was_up = found.hosts_file.exists()
     try:
         commands.up(found)
     except SetupError as problem:

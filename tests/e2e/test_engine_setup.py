@@ -14,8 +14,8 @@ import pytest
 from scripts.engine import base, daemon, envfile, mounts, processes, registry
 from scripts.engine.place import Place, here
 
-# The script as people call it: by a plain interpreter, as a folder.
-SCRIPT = [sys.executable, "scripts/engine"]
+# The script as people call it: by a plain interpreter.
+SCRIPT = [sys.executable, "-m", "scripts.engine"]
 IMPORTS = "import ssl, sqlite3, ctypes, asyncio, zlib, lzma, bz2, sys; print(sys.executable, sys.version_info[:2])"
 
 
@@ -52,7 +52,7 @@ def copy(tmp_path: Path) -> Iterator[Place]:
     for folder in ("scripts", "dockerfiles"):
         shutil.copytree(here().clone / folder, place.clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
     yield place
-    done = script("down", "--purge", clone=place.clone)
+    done = script("purge", clone=place.clone)
     assert done.returncode == 0, done.stderr
     assert not place.root.exists()
 

@@ -18,6 +18,7 @@ import pytest
 import skyward as sky
 from scripts.slurm import commands
 from scripts.slurm.place import Cluster
+from scripts.stand.machine import power_off
 from skyward.cli.main import main
 from skyward.errors import PoolError, ProviderError, WorkerLostError
 from tests.e2e.slurm import LONG_S
@@ -122,10 +123,10 @@ def test_a_machine_that_is_lost(slurm: Make, cluster: Cluster) -> None:
     """The call that it ran is lost, and a new job avoids it, also while Slurm does not know yet."""
     with sky.ComputePool(slurm(), display="quiet") as pool:
         before, _ = where() >> pool
-        machine = next(each for each in cluster.nodes if each.name == before)
+        machine = next(each for each in cluster.hosts if each.name == before)
         try:
             running = work(200.0) > pool
-            commands.power_off(machine)
+            power_off(machine)
             with pytest.raises(WorkerLostError):
                 running.result(LONG_S)
             after, _ = where() >> pool
@@ -164,7 +165,7 @@ def test_a_cut_link(slurm: Make, cluster: Cluster) -> None:
     """The call is lost once its machine has been silent, and a new job avoids that machine."""
     with sky.ComputePool(slurm(), display="quiet") as pool:
         before, _ = where() >> pool
-        machine = next(each for each in cluster.nodes if each.name == before)
+        machine = next(each for each in cluster.hosts if each.name == before)
         running = work(200.0) > pool
         time.sleep(1.0)
         subprocess.run(["ip", "link", "set", machine.link, "down"], check=True)
