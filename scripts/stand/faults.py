@@ -51,28 +51,6 @@ def start_engine(host: Host) -> None:
     machine.start_engine(host)
 
 
-def cut(host: Host, other: int) -> None:
-    """Let nothing that another host sends reach this one; its own packets go out."""
-    host.run("iptables", "-I", "INPUT", "-s", host.stand.host(other).address, "-j", "DROP")
-
-
-def mend(host: Host, other: int) -> None:
-    """Take back a `cut`."""
-    host.run("iptables", "-D", "INPUT", "-s", host.stand.host(other).address, "-j", "DROP")
-
-
-def slow(host: Host, mbit: int) -> None:
-    """Limit what it gets to so many Mbit/s."""
-    fast(host)
-    limit = ("rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
-    call("tc", "qdisc", "add", "dev", host.link, "root", "tbf", *limit)
-
-
-def fast(host: Host) -> None:
-    """Take back a `slow`."""
-    call("tc", "qdisc", "del", "dev", host.link, "root", check=False)
-
-
 def fill_disk(host: Host, free_mb: int) -> None:
     """Give its engine a disk with so many megabytes, all of them free: a small file system instead of its own."""
     host.run("pkill", "-KILL", "-x", "dockerd", check=False)
