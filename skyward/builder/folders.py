@@ -1,12 +1,11 @@
 """Folders of builds: the user's cache of small files that save work, and temporary folders, which may hold secrets.
 
-The cache may be deleted at any time. Without a usable one (read-only home, full disk, another user's home, none at all)
-everything works as before, only slower, with one warning. Files are written under another name and renamed, so readers
-never see partial files.
+The cache may be deleted at any time. Without a usable one everything works as before, only slower, with one warning.
+Files are written under another name and renamed, so readers never see partial files.
 
-Temporary folders are private, and removed even if their owner was killed. A folder's owner holds a lock (flock) on the
-folder itself while it uses it. The system releases the lock with the process, so a folder without one has no owner, and
-the next process that needs a folder removes it.
+Temporary folders are private, and removed even if their owner was killed: a folder's owner holds a lock (flock) on the
+folder itself, which the system releases with the process, and the next process that needs a folder removes those
+without a lock.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +29,7 @@ NOWHERE = Path("/nonexistent")  # the home of users without one, as for Debian's
 Kind = Literal["build", "lock", "login"]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PREFIXES = ("skyward-build-", "skyward-lock-", "skyward-login-")
+_NEW_S = 1.0  # a folder is locked right after it was created
 
 
 def home() -> Path:
@@ -56,29 +55,23 @@ def cache_path(*parts: str) -> Path:
 def cache_folder(*parts: str) -> Path | None:
     """Return a folder of the cache, creating it if needed; None if it cannot be used."""
     path = cache_path(*parts)
-    if not _is_own():
-        return None
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         gone_without(error)
         return None
+    if not _is_own(cache_path()):
+        gone_without("it belongs to another user")
+        return None
     return path
 
 
 def read(path: Path) -> str | None:
-    """Return the text of a file in the cache; None if it is missing, unreadable or not text."""
-    if not _is_own():
-        return None
+    """Return the text of a file in the cache; None if it is missing, unreadable, another user's, or not text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        return path.read_text(encoding="utf-8") if _is_own(path) else None
+    except (OSError, UnicodeDecodeError):
         return None
-    except OSError as error:
-        gone_without(error)
-    except UnicodeDecodeError:  # from another program, or half written before a crash: it is written again
-        pass
-    return None
 
 
 def write(path: Path, text: str) -> bool:
@@ -101,43 +94,19 @@ def write(path: Path, text: str) -> bool:
 
 def newest(folder: Path, pattern: str) -> list[Path]:
     """Return the matching files of a cache folder, the last changed first; empty if it cannot be read."""
-    ages: dict[Path, float] = {}
-    with suppress(OSError):  # `read` reports the reason, and files may disappear meanwhile
-        for path in folder.glob(pattern):
-            with suppress(OSError):
-                ages[path] = path.stat().st_mtime
-    return sorted(ages, key=lambda path: ages[path], reverse=True)
-
-
-def drop_old(folder: Path, kept_s: float = 30 * 86400.0) -> None:
-    """Remove files of a cache folder older than `kept_s`, so that it does not grow without limit.
-
-    Other processes write there at the same time; files that disappear meanwhile are ignored.
-    """
-    with suppress(OSError):
-        for path in list(folder.iterdir()):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - kept_s:
-                    path.unlink()
-
-
-def remove(path: Path) -> None:
-    """Remove a file of the cache, if it exists."""
     try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        gone_without(error)
+        return sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:  # unreadable, or a file has just been replaced
+        return []
 
 
 def uv_variables() -> dict[str, str]:
     """Return variables that switch off uv's cache if it is not writable; empty if it is."""
-    given = os.environ.get("UV_CACHE_DIR")
-    folder = Path(given) if given else cache_path().parent / "uv"
-    if given or cache_folder() is not None:
-        problem = why_not_writable(folder)
-        if problem is None:
-            return {}
-        warn(f"the cache {folder} of uv cannot be used: {problem}. Packages are looked up without it.")
+    folder = Path(os.environ.get("UV_CACHE_DIR") or cache_path().parent / "uv")
+    problem = why_not_writable(folder)
+    if problem is None:
+        return {}
+    warn(f"the cache {folder} of uv cannot be used: {problem}. Packages are looked up without it.")
     return {"UV_NO_CACHE": "1"}
 
 
@@ -152,29 +121,14 @@ def why_not_writable(folder: Path) -> str | None:
     return None
 
 
-def _is_own() -> bool:
-    """Return whether the cache belongs to this user; otherwise warn that it is not used."""
-    reason = _refused(str(cache_path()), os.geteuid())
-    if reason:
-        gone_without(reason)
-    return not reason
+def _is_own(path: Path) -> bool:
+    return path.stat().st_uid == os.geteuid()
 
 
-@lru_cache(maxsize=16)
-def _refused(folder: str, user: int) -> str | None:
-    """Return a reason to refuse another user's cache: its content is trusted, and new files in it would be theirs."""
-    path = Path(folder)
-    there = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
-    owner = os.lstat(there).st_uid
-    if owner != user and (there == path or user == 0):  # root, with the home of the user who called it
-        return f"{there} belongs to another user (number {owner})"
-    return None
-
-
-def gone_without(reason: str | OSError | NotImplementedError) -> None:
+def gone_without(reason: str | Exception) -> None:
     """Warn once that the cache is not used."""
-    if isinstance(reason, OSError):
-        reason = reason.strerror or type(reason).__name__
+    if isinstance(reason, Exception):
+        reason = getattr(reason, "strerror", None) or type(reason).__name__
     warn(
         f"the cache {cache_path()} cannot be used: {reason}. Images are locked and built without what is kept there; "
         "set XDG_CACHE_HOME to a folder of yours."
@@ -191,85 +145,43 @@ def scratch_folder(kind: Kind) -> Iterator[Path]:
     Raises:
         ConfigError: there is no space for it, or no place to create it.
     """
+    sweep()
+    lock = -1
     try:
-        sweep()
-        folder, lock = _owned(kind)
+        with tempfile.TemporaryDirectory(prefix=f"skyward-{kind}-") as name:
+            lock = os.open(name, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
     except OSError as error:
-        raise _no_place(error) from error
-    try:
-        with folder:
-            yield Path(folder.name)
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise _no_place(error) from error
-        raise
+        if lock != -1 and error.errno not in _NO_ROOM:
+            raise
+        place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
+        raise ConfigError(
+            f"A folder for temporary files could not be made or filled in {place}: {error.strerror or error}. Make "
+            "room there, or set TMPDIR to a folder that has some."
+        ) from error
     finally:
-        os.close(lock)
-
-
-def _no_place(error: OSError) -> ConfigError:
-    place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
-    return ConfigError(
-        f"A folder for temporary files could not be made or filled in {place}: {error.strerror or error}. Make room "
-        "there, or set TMPDIR to a folder that has some."
-    )
+        if lock != -1:
+            os.close(lock)
 
 
 def sweep() -> None:
     """Remove the folders of ended owners; only this user's own private folders are touched."""
-    place = Path(tempfile.gettempdir())
-    with suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIXES):
-                _remove_ownerless(place / entry.name)
-
-
-def _owned(kind: Kind) -> tuple[tempfile.TemporaryDirectory[str], int]:
-    """Return a new folder and the descriptor that holds its lock."""
-    while True:
-        folder = tempfile.TemporaryDirectory(prefix=f"skyward-{kind}-")
-        lock = _open(Path(folder.name))
-        if lock is not None:
-            if _lock(lock) is not False and _is_at(lock, folder.name):
-                return folder, lock
-            os.close(lock)
-        folder.cleanup()  # another process swept it before it was locked
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).iterdir():
+            if path.name.startswith(_PREFIXES):
+                with suppress(OSError):
+                    _remove_ownerless(path)
 
 
 def _remove_ownerless(path: Path) -> None:
-    lock = _open(path)
-    if lock is None:
-        return
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(lock)
         is_own = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
-        if is_own and _lock(lock) and _is_at(lock, path):
-            for folder, _, _ in os.walk(path):  # files copied into it may be in read-only folders
-                Path(folder).chmod(0o700)
+        if is_own and time.time() - found.st_mtime > _NEW_S:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(lock)
-
-
-def _open(path: Path) -> int | None:
-    """Return a descriptor of a directory; None for anything else, including links."""
-    with suppress(OSError):
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    return None
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Lock a folder: False if another process holds the lock, None if the file system does not support locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _is_at(descriptor: int, path: Path | str) -> bool:
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    return False

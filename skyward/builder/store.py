@@ -14,12 +14,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.events import Report, note, paced
-from skyward.builder.folders import cache_path, read, remove, write
+from skyward.builder.folders import cache_path, read, write
 from skyward.errors import ImageNotFoundError, RegistryError
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def last_use(tag: str) -> float | None:
 
 def forget_use(tag: str) -> None:
     """Drop the record of a removed image."""
-    remove(file_of_use(tag))
+    with suppress(OSError):
+        file_of_use(tag).unlink(missing_ok=True)
 
 
 def file_of_use(tag: str) -> Path:

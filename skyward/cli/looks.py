@@ -83,7 +83,6 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
         ConfigError: the directory is not empty, or the image starts from a Dockerfile.
     """
     from skyward.builder.docker.build import write_context
-    from skyward.builder.files.copied import with_usual_modes
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--eject writes into a new or an empty folder, and {folder} is neither.")
@@ -97,7 +96,6 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
         plan = target.plan(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     write_context(folder, plan)
-    with_usual_modes(folder)
     command = build_command(plan, folder, words)
     file = folder / "Dockerfile"
     file.write_text(f"# Build it here with: {command}\n{file.read_text(encoding='utf-8')}", encoding="utf-8")

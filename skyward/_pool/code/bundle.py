@@ -124,12 +124,12 @@ def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAU
     includes = tuple(includes)
     if not includes:
         return CodeBundle.of({})
-    from skyward.builder.files.included import facts, included_files, largest, total_size  # imports the whole builder
+    from skyward.builder.files.included import included_files, largest, total_size  # imports the whole builder
 
     found = included_files(includes, excludes, Path.cwd())
     if total_size(found) > MAX_BYTES:
         raise ConfigError(_too_large("The files of Image(includes=...)", largest(found), "exclude what is not code"))
-    programs = (path for path, file in found.items() if facts(file).st_mode & 0o111)
+    programs = (path for path, file in found.items() if file.stat().st_mode & 0o111)
     return CodeBundle.of({path: _read(file, ConfigError) for path, file in found.items()}, programs)
 
 

@@ -73,7 +73,6 @@ def build(
     with _place(store.builder, plan, secrets) as place:
         context = place.folder / "context"
         write_context(context, plan, place.site)
-        with_usual_modes(context)
         words = ["--platform", plan.platform, "--tag", plan.tag]
         words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
         logins = logins_for({*_registries([plan.base]), *([cache.place.registry] if cache else [])})
@@ -199,11 +198,11 @@ def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-        target.chmod(0o644)
     for copied in plan.copied:
         copy_to(folder, copied)
     if site is not None:
         place_files(site, plan, folder / "requirements")
+    with_usual_modes(folder)
     _name_by_content(folder)
 
 

@@ -3,20 +3,20 @@
 The runner consists of the sources of this package and of the client's cloudpickle. They are copied rather than
 installed, so that client and nodes have the same version of both without a download.
 
-The digest of a set of files is part of the image's name; digests of single package files are cached.
+The digest of a set of files is part of the image's name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from skyward.builder.files.included import included_files
-from skyward.builder.folders import cache_path, drop_old, read, write
 from skyward.builder.packages.local import LocalPackage
 from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied
@@ -65,7 +65,7 @@ def code_files(image: Image, root: Path) -> Copied | None:
 
 
 def copy_to(context: Path, copied: Copied) -> None:
-    """Copy files into a build context, with the modes that the digest includes.
+    """Copy files into a build context.
 
     Raises:
         BuildError: the files have changed since the image was named.
@@ -76,8 +76,7 @@ def copy_to(context: Path, copied: Copied) -> None:
     for name, source in copied.files:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(Path(source).read_bytes())
-        target.chmod(0o755 if Path(source).stat().st_mode & 0o111 else 0o644)
+        shutil.copy(source, target)
         placed.append((name, str(target)))
     if digest_of(tuple(placed)) != copied.digest:
         raise BuildError(
@@ -150,31 +149,14 @@ def _content(source: str) -> tuple[bytes, str]:
         return b"link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if path.is_dir():
         return b"directory", ""
-    with path.open("rb") as file:
-        kind = b"program" if os.fstat(file.fileno()).st_mode & 0o111 else b"file"
-        return kind, hashlib.file_digest(file, "sha256").hexdigest()
+    return b"program" if path.stat().st_mode & 0o111 else b"file", sha256_of(path)
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file. It is read again only if its change time, size or location has changed.
+    """Return the SHA-256 (hex) of a file.
 
     Raises:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        kept = cache_path("hashes", _key(path, os.fstat(file.fileno())))
-        known = read(kept) or ""
-        if len(known) == 64:
-            return known
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if write(kept, found):
-        _drop_old(kept.parent)
-    return found
-
-
-_drop_old = lru_cache(drop_old)  # once per process, as there may be as many files as cache entries
-
-
-def _key(path: Path, facts: os.stat_result) -> str:
-    text = f"{path.resolve()}\n{facts.st_dev} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,6 @@ import errno
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from skyward.builder import ensure, folders
 from skyward.builder.events import Event, warn
 from skyward.builder.explain import recall, remember
-from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.lock import Request, _read, _write
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
 from skyward.image import Lock
@@ -44,13 +42,10 @@ class Store(EngineImages):
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     warn.cache_clear()
-    folders._refused.cache_clear()
 
 
-def _use_everything(tmp_path: Path) -> None:
+def _use_everything() -> None:
     """Write and read all that is kept; only what this process notes itself is sure to be known again."""
-    (tmp_path / "a.whl").write_bytes(b"x")
-    assert len(sha256_of(tmp_path / "a.whl")) == 64
     _write(folders.cache_path("locks", "a.json"), REQUEST, Lock())
     _read(folders.cache_path("locks", "a.json"))
     assert isinstance(folders.newest(folders.cache_path("locks"), "*.json"), list)
@@ -101,7 +96,7 @@ def test_a_cache_that_cannot_be_written(
     """One line names the folder and the reason; nothing is left in the working directory."""
     monkeypatch.chdir(tmp_path)
     spoil(monkeypatch, tmp_path)
-    _use_everything(tmp_path)
+    _use_everything()
     (line,) = caplog.messages
     assert line.startswith(f"the cache {folders.cache_path()} cannot be used: ")
     assert not (tmp_path / "~").exists()
@@ -111,21 +106,13 @@ def test_a_cache_that_cannot_be_written(
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'{"entries": [', b"[1]", b"{}", b"null", b'"text"', b""])
 def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     """No text, truncated, of another version: taken for none, without a word, and written anew."""
-    _use_everything(tmp_path)
+    _use_everything()
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks"}
+    assert {path.parent.name for path in files} >= {"contents", "builds", "locks"}
     for path in files:
         path.write_bytes(content)
-    _use_everything(tmp_path)
+    _use_everything()
     assert caplog.messages == []
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As if it were not there; a line says so."""
-    place = folders.cache_path("locks", "a.json")
-    place.mkdir(parents=True)  # a folder in its place: no right of root's helps
-    assert _read(place) is None
-    assert "cannot be used: Is a directory" in caplog.messages[0]
 
 
 def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,14 +131,11 @@ def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_uv_goes_without_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it cannot write to it, or must not since it is another user's; else it has its own."""
+    """Where it cannot write to it; else it has its own."""
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)
     assert folders.uv_variables() == {}
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache/uv/CACHEDIR"))
     (tmp_path / "cache/uv/CACHEDIR").write_text("")
-    assert folders.uv_variables() == {"UV_NO_CACHE": "1"}
-    monkeypatch.delenv("UV_CACHE_DIR")
-    _of_another_user(monkeypatch, tmp_path)
     assert folders.uv_variables() == {"UV_NO_CACHE": "1"}
 
 
@@ -175,21 +159,3 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
     assert told[0].line == f"another process builds {PLAN.tag}; waiting for it"
     assert told[1].kind == "waited"
     assert len(told) == 2
-
-
-def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
-    """Those of a month ago; another process renames its draft, or drops the same note, at any moment."""
-    for name in ("hashes",):
-        folder = folders.cache_path(name)
-        folder.mkdir(parents=True)
-        for each, at in (("old", 1.0), ("fresh", time.time())):
-            (folder / each).write_text("x")
-            os.utime(folder / each, (at, at))
-        (folder / ".draft").symlink_to("gone")  # as a file that is listed, and gone when it is looked at
-
-    (tmp_path / "a.whl").write_bytes(b"x")
-    sha256_of(tmp_path / "a.whl")
-
-    for name in ("hashes",):
-        found = {path.name for path in folders.cache_path(name).iterdir()}
-        assert len(found) == 3 and {".draft", "fresh"} < found

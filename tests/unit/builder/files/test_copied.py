@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from skyward.builder import ImageFacts, plan_for
 from skyward.builder.docker.build import secret_values
-from skyward.builder.files.copied import sha256_of
 from skyward.builder.store import EngineImages
 from skyward.errors import ConfigError
 from skyward.image import Plan
@@ -81,7 +79,7 @@ def test_code_is_in_the_image_only_where_it_is_baked(tmp_path: Path) -> None:
 def test_code_is_looked_at_wherever_it_goes(tmp_path: Path) -> None:
     """A missing folder is an error of a build also where its files are only sent."""
     for bake in (False, True):
-        with pytest.raises(ConfigError, match="names 'src', which does not exist in"):
+        with pytest.raises(ConfigError, match=r"names .src., but .*src does not exist"):
             _plan(Image(includes=["src"], bake=bake), tmp_path)
 
 
@@ -105,20 +103,3 @@ def test_where_secrets_come_from(tmp_path: Path) -> None:
         secret_values(["OTHER"], environ)
     with pytest.raises(ConfigError, match="Set the environment variable MISSING, or SKYWARD_SECRET_MISSING_FILE"):
         secret_values(["MISSING"], environ)
-
-
-def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second answer comes from the cache, which a changed file of the same name and size does not meet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    wheel = tmp_path / "big-1.0-py3-none-any.whl"
-    wheel.write_bytes(b"one")
-    assert sha256_of(wheel) == sha256(b"one").hexdigest()
-    kept = list((tmp_path / "cache/skyward/hashes").iterdir())
-    assert len(kept) == 1
-    kept[0].write_text("f" * 64)
-    assert sha256_of(wheel) == "f" * 64  # taken from the cache
-    wheel.unlink()
-    wheel.write_bytes(b"two")
-    assert sha256_of(wheel) == sha256(b"two").hexdigest()
-    kept[0].write_text("cut off")
-    assert sha256_of(wheel) == sha256(b"two").hexdigest()

@@ -91,12 +91,3 @@ def test_the_normal_form_means_the_same(patterns: list[str], path: str) -> None:
         matched = Ignore([pattern.removeprefix("!")])(path)
         in_turn = (not pattern.startswith("!")) if matched else in_turn
     assert Ignore(patterns)(path) == in_turn
-
-
-@given(PATHS)
-def test_plain_names_leave_out_a_path_and_what_is_below(path: str) -> None:
-    """A path is left out by itself and by each directory above it, and by nothing beside it."""
-    parts = path.split("/")
-    for length in range(1, len(parts) + 1):
-        assert Ignore(["/".join(parts[:length])])(path)
-    assert not Ignore([f"{path}/more"])(path)

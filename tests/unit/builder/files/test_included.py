@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
-import socket
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from skyward.builder.events import warn
-from skyward.builder.files import included
 from skyward.builder.files.included import included_files, project_files
 from skyward.errors import ConfigError
 from skyward.model.image import DEFAULT_EXCLUDES
@@ -28,10 +23,6 @@ def _nothing_said() -> None:
     warn.cache_clear()
 
 
-def _tree(root: Path, **files: str) -> Path:
-    return _files(root, files)
-
-
 def _files(root: Path, files: dict[str, str]) -> Path:
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,34 +34,20 @@ def _names(root: Path, *includes: str, excludes: tuple[str, ...] = DEFAULT_EXCLU
     return list(included_files(includes, excludes, root))
 
 
-SECRETS = [
-    (".env", "A=1"),
-    (".env.production", "A=1"),
-    ("prod.env", "A=1"),
-    (".aws/credentials", "[default]"),
-    (".ssh/config", "Host a"),
-    (".kube/config", "x"),
-    ("kubeconfig", "x"),
-    ("id_rsa", "x"),
-    ("deploy/ID_ED25519", "x"),
-    ("server.key", "x"),
-    ("server.pem", CERTIFICATE + KEY),
-    ("deploy_key", KEY),
-    ("store.p12", "x"),
-    (".netrc", "machine a"),
-    (".pypirc", "[pypi]"),
-    (".git-credentials", "https://a:b@c"),
-    (".npmrc", "//registry.example.com/:_authToken=abc"),
-    ("pip.conf", "[global]\nindex-url = https://me:secret@example.com/simple\n"),
-    ("robot.json", '{"type": "service_account",\n "private_key": "-----BEGIN PRIVATE KEY-----"}'),
-    ("secrets.toml", "a = 1"),
-]
+SECRETS = {
+    **dict.fromkeys([".env", ".env.production", "prod.env", ".aws/credentials", ".ssh/config", ".kube/config"], "x"),
+    **dict.fromkeys(["kubeconfig", "id_rsa", "deploy/ID_ED25519", "server.key", "store.p12", ".netrc", ".pypirc"], "x"),
+    **dict.fromkeys([".git-credentials", ".npmrc", "pip.conf", "secrets.toml"], "x"),
+    "server.pem": CERTIFICATE + KEY,
+    "deploy_key": KEY,
+    "robot.json": '{"private_key": "-----BEGIN PRIVATE KEY-----"}',
+}
 
 
-@pytest.mark.parametrize(("name", "content"), SECRETS, ids=[name for name, _ in SECRETS])
-def test_credentials_are_taken_only_by_name(tmp_path: Path, name: str, content: str) -> None:
+@pytest.mark.parametrize("name", SECRETS)
+def test_credentials_are_taken_only_by_name(tmp_path: Path, name: str) -> None:
     """A file that looks like credentials is refused, with its name and the ways out; named or left out, it is not."""
-    _files(tmp_path, {f"src/{name}": content, "src/a.py": ""})
+    _files(tmp_path, {f"src/{name}": SECRETS[name], "src/a.py": ""})
     with pytest.raises(ConfigError) as refused:
         _names(tmp_path, "src")
     assert f"src/{name}: it seems to hold credentials" in str(refused.value)
@@ -79,70 +56,42 @@ def test_credentials_are_taken_only_by_name(tmp_path: Path, name: str, content: 
     assert _names(tmp_path, "src", excludes=(f"src/{name}",)) == ["src/a.py"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        (".env.example", "A="),
-        ("example.env", "A="),
-        ("id_rsa.pub", "ssh-rsa AAAA"),
-        ("ca.pem", CERTIFICATE),
-        ("secrets.py", "import os"),
-        ("credentials.pyi", ""),
-        ("keys.py", f'KEY = """\n{KEY}"""'),
-        ("kind.yaml", "kind: ConfigMap\nusers: 1"),
-        ("environment.yml", "name: a"),
-    ],
-)
-def test_ordinary_files_are_taken(tmp_path: Path, name: str, content: str) -> None:
+def test_ordinary_files_are_taken(tmp_path: Path) -> None:
     """Certificates, public keys, examples and code are no credentials."""
-    _files(tmp_path, {f"src/{name}": content})
-    assert _names(tmp_path, "src") == [f"src/{name}"]
+    names = [".env.example", "ca.pem", "example.env", "id_rsa.pub", "keys.py", "secrets.py"]
+    _files(tmp_path, dict.fromkeys(names, "") | {"ca.pem": CERTIFICATE, "keys.py": f'KEY = """\n{KEY}"""'})
+    assert _names(tmp_path, ".") == names
 
 
 GIT_PATTERNS = {
-    ".gitignore": "*.log\n!keep.log\n/only_top.txt\nbuild/\ndocs/**/draft\n# no\n\\#odd\nspace\\ \n!\n[z-a]\n*.tmp  \n"
-    "/final\n",
+    ".gitignore": "*.log\n!keep.log\n/only_top.txt\nbuild/\ndocs/**/draft\n# no\n\\#odd\nspace\\ \n*.tmp  \n/final\n",
     "src/.gitignore": "!special.log\n*.csv\nsub/*\n!sub/keep.py\ndeep/\n!deep/kept.py\n",
     "src/sub/.gitignore": "!again.txt\n",
 }
 GIT_TREE = [
-    *("a.log", "keep.log", "only_top.txt", "#odd", "space ", "a.tmp", "[z-a]", "1a", "final"),
+    *("a.log", "keep.log", "only_top.txt", "#odd", "space ", "a.tmp", "final"),
     *("src/a.py", "src/a.log", "src/special.log", "src/only_top.txt", "src/t.csv", "src/build/x.py", "src/build.py"),
     *("src/sub/keep.py", "src/sub/lost.py", "src/sub/again.txt", "src/deep/kept.py", "src/é ü/x.py", "src/é ü/x.csv"),
     *("docs/draft", "docs/a/b/draft", "docs/a/draft/x.py", "docs/final"),
+]
+GIT_KEEPS = [
+    *(".gitignore", "docs/final", "keep.log", "src/.gitignore", "src/a.py", "src/build.py", "src/only_top.txt"),
+    *("src/special.log", "src/sub/again.txt", "src/sub/keep.py", "src/é ü/x.py"),
 ]
 
 
 def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
     """Nested files, exceptions, anchors, folders: the same files as `git ls-files` would add."""
-    git = shutil.which("git")
     _files(tmp_path, {**dict.fromkeys(GIT_TREE, ""), **GIT_PATTERNS})
-    expected = sorted(
-        [
-            ".gitignore",
-            "src/.gitignore",
-            "keep.log",
-            "[z-a]",
-            "1a",
-            "src/a.py",
-            "src/special.log",
-            "src/only_top.txt",
-            "src/build.py",
-        ]
-        + ["src/sub/keep.py", "src/sub/again.txt", "src/é ü/x.py", "docs/final"]
-    )
+    git = shutil.which("git")
     if git:
         subprocess.run([git, "init", "-q"], cwd=tmp_path, check=True)
-        told = subprocess.run(
-            [git, "-c", "core.excludesFile=", "ls-files", "-zo", "--exclude-standard"],
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-        )
-        assert sorted(told.stdout.decode().strip("\0").split("\0")) == expected
-    assert _names(tmp_path, ".") == expected
-    assert _names(tmp_path, "src") == [name for name in expected if name.startswith("src/")]
-    assert _names(tmp_path / "src", ".") == [name[4:] for name in expected if name.startswith("src/") and git]
+        words = [git, "-c", "core.excludesFile=", "ls-files", "-zo", "--exclude-standard"]
+        listed = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
+        assert sorted(listed.strip("\0").split("\0")) == GIT_KEEPS
+    assert _names(tmp_path, ".") == GIT_KEEPS
+    assert _names(tmp_path, "src") == [name for name in GIT_KEEPS if name.startswith("src/")]
+    assert _names(tmp_path / "src", ".") == [name[4:] for name in GIT_KEEPS if name.startswith("src/") and git]
 
 
 def test_a_docker_ignore_file_holds_for_its_folder(tmp_path: Path) -> None:
@@ -152,121 +101,69 @@ def test_a_docker_ignore_file_holds_for_its_folder(tmp_path: Path) -> None:
     assert _names(tmp_path, "src") == ["src/a.py", "src/in/b.py"]
     assert "src/data/d.py" in _names(tmp_path, "src/data")
     assert "src/x.bin" in _names(tmp_path, "src", "src/x.bin")
-    (tmp_path / ".dockerignore").write_text("[")
-    with pytest.raises(ConfigError, match=r"\.dockerignore cannot be read"):
-        _names(tmp_path, "src")
 
 
-def test_what_is_named_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An ignored file, and an ignored folder; Python files that an ignore file leaves out are told of once."""
+def test_what_is_named_is_taken(tmp_path: Path) -> None:
+    """Ignored files and folders, if they are named; it is an error if nothing is left of a folder."""
     _files(tmp_path, {".gitignore": "gen/\n*_pb2.py\n", "gen/a.py": "", "src/x_pb2.py": "", "src/a.py": ""})
-    assert _names(tmp_path, "gen", "src") == _names(tmp_path, "gen", "src") == ["gen/a.py", "src/a.py"]
-    (line,) = caplog.messages
-    assert "leave out 1 Python files: src/x_pb2.py" in line
+    assert _names(tmp_path, "gen", "src", "src") == ["gen/a.py", "src/a.py"]
     assert _names(tmp_path, "src", "src/x_pb2.py") == ["src/a.py", "src/x_pb2.py"]
-
-
-def test_a_folder_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
-    """By ignore files or by the image's own patterns; an empty folder is fine."""
     _files(tmp_path, {"out/.gitignore": "*", "out/a.py": "", ".venv/a.py": ""})
+    for name in ("out", ".venv"):
+        with pytest.raises(ConfigError, match=r"but all its files are left out by excludes=\[...\], \.gitignore"):
+            _names(tmp_path, name, excludes=("**/.venv/**",))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"'out', but all its files are left out by \.gitignore"):
-        _names(tmp_path, "out")
-    with pytest.raises(ConfigError, match=r"names '\.venv', which Image\(excludes=...\) leaves out"):
-        _names(tmp_path, ".venv")
     assert _names(tmp_path, "empty") == []
 
 
 def test_links_are_followed_inside_only(tmp_path: Path) -> None:
-    """A linked package of the project is there, cycles end; what leads out is refused, unless it is named."""
+    """Cycles end; what leads out is refused, unless it is named."""
     root, outside = tmp_path / "project", tmp_path / "outside"
-    _files(root, {"src/pkg/__init__.py": "", "lib/shared/s.py": "", "top.txt": "top"})
+    _files(root, {"src/pkg/__init__.py": "", "top.txt": "top"})
     _files(outside, {"note.txt": "x", "pkg/o.py": ""})
-    (root / "src/alias").symlink_to("pkg")
-    (root / "src/shared").symlink_to("../lib/shared")
-    (root / "lib/shared/back").symlink_to("../../src")
-    (root / "src/pkg/again.py").symlink_to("__init__.py")
-    (root / "src/loop").symlink_to("loop")
-    (root / "src/gone").symlink_to("nowhere")
-    inside = ["alias/__init__.py", "alias/again.py", "pkg/__init__.py", "pkg/again.py", "shared/s.py"]
+    for name, target in (("alias", "pkg"), ("pkg/again.py", "__init__.py"), ("pkg/up", ".."), ("gone", "nowhere")):
+        (root / "src" / name).symlink_to(target)
+    inside = ["alias/__init__.py", "alias/again.py", "pkg/__init__.py", "pkg/again.py"]
     assert _names(root, "src") == [f"src/{name}" for name in inside]
-    for name, target in (("file", outside / "note.txt"), ("folder", outside / "pkg"), ("up", root / "top.txt")):
+    for name, path in (("file", outside / "note.txt"), ("folder", outside / "pkg"), ("up", root / "top.txt")):
         link = root / "src" / name
-        link.symlink_to(target)
-        with pytest.raises(ConfigError, match=rf"src/{name}: a link that leads out, to {target}"):
+        link.symlink_to(path)
+        with pytest.raises(ConfigError, match=rf"src/{name}: a link that leads out, to {path}"):
             _names(root, "src")
-        named = f"src/{name}/o.py" if target.is_dir() else f"src/{name}"
+        named = f"src/{name}/o.py" if path.is_dir() else f"src/{name}"
         assert named in _names(root, "src", f"src/{name}")
         link.unlink()
     (root / "src/innocent").symlink_to(_files(root, {"src/.x/.ssh/y": ""}) / "src/.x/.ssh/y")
     with pytest.raises(ConfigError, match="src/innocent: it seems to hold credentials"):
         _names(root, "src", "src/.x/.ssh/y")
-    (root / "src/dangling").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match=r"'src/dangling', a link to nowhere, which does not exist"):
-        _names(root, "src/dangling")
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """Pipes, sockets and devices, found and named."""
+def test_what_is_no_readable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipes and devices, found and named; a folder without permission is named, with the reason."""
     _files(tmp_path, {"src/a.py": ""})
     os.mkfifo(tmp_path / "src/pipe")
-    with socket.socket(socket.AF_UNIX) as listener:
-        here = Path.cwd()
-        os.chdir(tmp_path / "src")
-        try:
-            listener.bind("socket")
-        finally:
-            os.chdir(here)
-        with pytest.raises(ConfigError, match=r"src/pipe: a named pipe\n  src/socket: a socket"):
-            _names(tmp_path, "src")
-    with pytest.raises(ConfigError, match=r"names '.*src/pipe', which is a named pipe, not a file"):
-        _names(tmp_path, "src/pipe")
-    with pytest.raises(ConfigError, match=r"names '/dev/null', which is a device"):
-        _names(tmp_path, "/dev/null")
+    for include, name in (("src", "src/pipe"), ("src/pipe", "src/pipe"), ("/dev/null", "null")):
+        with pytest.raises(ConfigError, match=f"{name}: it is not a regular file"):
+            _names(tmp_path, include)
 
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-@pytest.mark.parametrize(("method", "name"), [("read_bytes", "data"), ("iterdir", "in"), ("stat", "data")])
-def test_what_cannot_be_read_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str
-) -> None:
-    """A file and a folder without permission are named, with the reason."""
-    _files(tmp_path, {"src/a.py": "", "src/data": "x", "src/in/b.py": ""})
-    real = getattr(Path, method)
-
-    def denied(path: Path, **given: Any) -> Any:
-        if path.name == name and not given:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, **given)
-
-    monkeypatch.setattr(Path, method, denied)
-    if method == "stat":  # a folder that lists its files but lets nobody at them
-        monkeypatch.setattr(Path, "is_dir", lambda path: path.name in ("src", "in"))
-    with pytest.raises(ConfigError, match=rf"src/{name} cannot be sent .* Permission denied\. Make it readable"):
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(ConfigError, match=r"src cannot be sent .* Permission denied\. Make it readable"):
         _names(tmp_path, "src")
 
 
-def test_much_is_told_with_the_largest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Over 50 MB or 10,000 files: one line with the ten largest; over 100,000 files: an error with the folders."""
+def test_large_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Over 50 MB, a warning names the ten largest."""
     _files(tmp_path, {f"src/data/{n:02}": "" for n in range(12)})
     for n in range(12):
         os.truncate(tmp_path / f"src/data/{n:02}", n * 10**6)
-    with caplog.at_level(logging.WARNING):
-        _names(tmp_path, "src")
+    _names(tmp_path, "src")
     (line,) = caplog.messages
     assert "takes 12 files of 66 MB; the largest are src/data/11 (11 MB), src/data/10 (10 MB)" in line
     assert "src/data/02" in line
     assert "src/data/01" not in line
-    caplog.clear()
-    monkeypatch.setattr(included, "_MANY_FILES", 2)
-    _names(tmp_path, "src", excludes=("src/data/[01][1-9]", "src/data/10"))
-    assert caplog.messages == []
-    monkeypatch.setattr(included, "_SAY_AFTER_S", -1)
-    monkeypatch.setattr(included, "_MOST_FILES", 11)
-    with pytest.raises(ConfigError, match=r"More than 11 files .* most are in: src/data \(12\)"):
-        _names(tmp_path, "src")
-    assert caplog.messages == ["looking for the files of Image(includes=...): 1 so far"]
 
 
 def test_paths_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,19 +176,13 @@ def test_paths_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert _names(root, "~/own") == ["own/h.py"]
     assert _names(root, str(root / "x/y")) == ["x/y/d.py"]
     assert _names(root, "x/../x/y//") == ["x/y/d.py"]
-    assert _names(root / "x", "../x/y") == ["y/d.py"] or _names(root / "x", "../x/y") == ["x/y/d.py"]
     assert _names(root, "my src/*.py") == ["my src/b.py", "my src/ä.py"]
     assert _names(root, "**/d.py", "src[1]") == ["src[1]/c.py", "x/y/d.py"]
     assert _names(root, "x") == ["x/y/d.py", os.fsdecode(b"x/\xff.py")]
-    with pytest.raises(ConfigError, match=r"names '\*\.csv', which does not exist in"):
+    with pytest.raises(ConfigError, match=r"names '\*\.csv', but .*csv does not exist"):
         _names(root, "*.csv")
     with pytest.raises(ConfigError, match=r"names '/', the whole file system"):
         _names(root, "/")
-    with pytest.raises(ConfigError, match=r"There is .*/a \[b\] ü/my src, but relative paths start from .*/x/y"):
-        _names(root / "x/y", "my src")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(root / "x/main.py"), raising=False)
-    with pytest.raises(ConfigError, match=r"names 'y', which does not exist in .*There is .*/x/y"):
-        _names(home, "y")
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
