@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -72,13 +71,6 @@ def code_words(document: Path) -> Iterator[str]:
 
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-
-
-def test_the_documents_are_there() -> None:
-    """What the project promises to have, so that the tests below have something to read."""
-    expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md"}
-
-    assert expected <= {name(document) for document in DOCUMENTS}
 
 
 @pytest.mark.parametrize("fence", blocks("python"))
@@ -173,15 +165,6 @@ def test_every_package_is_described() -> None:
     assert [level[package] for package in listed] == sorted((level[package] for package in listed), reverse=True)
     folders = {path.parent.name for path in (ROOT / "skyward").glob("*/__init__.py")}
     assert folders <= set(listed)
-
-
-def test_every_operator_of_the_readme_is_documented_as_it_is() -> None:
-    """Each expression in the table of operators is an expression of Python."""
-    table = re.findall(r"^\| `([^`]+)` \|", README.read_text(), re.MULTILINE)
-
-    assert len(table) >= 6
-    for expression in table:
-        ast.parse(expression, mode="eval")
 
 
 def test_every_extra_is_in_the_readme() -> None:
