@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from skyward.records import journal
 from skyward.records.journal import Entry
 from skyward.records.run import RunFacts
-from skyward.runs.place import ThisMachine
 
 
 def read(folder: Path, position: int = 0) -> Iterator[Entry]:
     """The entries of a journal in a directory, from a position on."""
-    return ThisMachine(folder.parents[1]).entries(folder.parent.name, folder.name, position)
+    return journal.entries(folder, position)
 
 
 def facts(folder: Path) -> RunFacts:

@@ -29,15 +29,14 @@ from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options, ssh_hosts
 from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
-from skyward.errors import ConfigError, HostLostError, ProviderError, SkywardError
+from skyward.errors import ConfigError, HostLostError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
-from skyward.records.run import GRACE_S
-from skyward.runs.find import FoundRun, ListedRun, find_exactly, list_runs
+from skyward.records.run import GRACE_S, RunFacts, folder_of, local_runs, note
+from skyward.runs.find import Run, find_run, list_runs
 from skyward.runs.follow import Losses, stop
 from skyward.runs.keys import remove_key
-from skyward.runs.place import SshRuns, ThisMachine
 
 _KILLED = 137  # status of a program that ignored the request to end
 
@@ -102,7 +101,7 @@ def command(
         if not (runs or found or told.failures or as_json):
             click.echo("no pool and no detached run was found", err=True)
         _agree(chosen, runs, told, is_agreed=is_agreed)
-        _end_runs([run.record.id for run in runs], hosts, told)
+        _end_runs([run.record.id for run, _ in runs], hosts, told)
         chosen = [each for each in chosen if _is_there(each)] if runs else chosen
     for each in chosen:
         _end(each, told)
@@ -112,7 +111,9 @@ def command(
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
     if told.absent:
-        told.suggest([*(each.pool for each in found), *ThisMachine().names(), *names_of_pools()])
+        told.suggest(
+            [*(each.pool for each in found), *(run.record.id for run in local_runs(ended=True)), *names_of_pools()]
+        )
     return int(bool(told.absent))
 
 
@@ -150,7 +151,7 @@ def _is_there(found: Found) -> bool:
         return True
 
 
-def _agree(chosen: Sequence[Found], runs: Sequence[ListedRun], told: _Told, *, is_agreed: bool) -> None:
+def _agree(chosen: Sequence[Found], runs: Sequence[tuple[RunFacts, str]], told: _Told, *, is_agreed: bool) -> None:
     """Show what is going to be ended and ask for confirmation, unless it has been given.
 
     Raises:
@@ -162,7 +163,7 @@ def _agree(chosen: Sequence[Found], runs: Sequence[ListedRun], told: _Told, *, i
     if told.as_json:
         raise ConfigError("skyward down --all --json asks nothing: say --yes as well. `skyward ps --json` shows pools.")
     if runs:
-        show_table([("RUN", "WHERE", "USER"), *((run.record.id, run.where, run.record.user) for run in runs)])
+        show_table([("RUN", "WHERE", "USER"), *((run.record.id, where, run.record.user) for run, where in runs)])
     if chosen:
         rows = [("POOL", "NODES", "WHERE", "USER")]
         show_table(rows + [(each.pool, str(each.nodes), each.place.name, each.user or "-") for each in chosen])
@@ -245,11 +246,11 @@ def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> li
     """End the runs among these names; return the pools that remain to be ended: all other names, and the pools of the
     ended runs, in case a program could not end them.
     """
-    pools = []
+    pools: list[str] = []
     for name in names:
         printer = Printer(as_json=told.as_json, run=name)
         try:
-            found = find_exactly(name) or _on_hosts(name, hosts)
+            found = _find(name, hosts)
             pools += [name] if found is None else _end_run(found, printer, told)
         except SkywardError as error:
             if not (isinstance(error, HostLostError) and _end_unheard(name, printer, told)):
@@ -257,26 +258,38 @@ def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> li
     return pools
 
 
-def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun]:
+def _find(name: str, hosts: Sequence[SshHost]) -> Run | None:
+    """Return the run of exactly this name, if there is one. Lost hosts are skipped: the name may be a pool's, and the
+    search for pools reports them.
+    """
+    with suppress(RunNotFoundError):
+        return find_run(name, exactly=True)
+    for host in hosts:
+        with suppress(RunNotFoundError, HostLostError):
+            return find_run(name, [host], exactly=True)
+    return None
+
+
+def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[tuple[RunFacts, str]]:
     """Return the detached runs in progress: here, where records of this machine point to, and on these machines.
 
     One whose machine does not answer is included if it can be ended through its rented machines. `user` is who started
     them, as "name@host"; None means anybody.
     """
-    found = (run for run in list_runs(hosts).runs if run.record.detached and user in (None, run.record.user))
-    return [run for run in found if run.state.phase == "running" or run.record.rented is not None]
+    runs = [(run, where) for run, where in list_runs(hosts).runs if run.record.detached]
+    runs = [(run, where) for run, where in runs if run.phase == "running" or run.record.rented is not None]
+    return [(run, where) for run, where in runs if user in (None, run.record.user)]
 
 
 def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
     """End the rented machines of a run whose driver's machine does not answer; return whether it has any."""
-    here = ThisMachine()
-    facts = here.facts(name)
+    facts = RunFacts.of(folder_of(name))
     if facts is None or (record := facts.record).rented is None:
         return False
     from skyward.runs.on_machines import end_rented
 
     end_rented(record.rented)
-    here.mark_collected(facts)
+    note(folder_of(name), "collected")
     if told.as_json:
         printer.event("ended", where=record.place, state="killed", status=None)
     else:
@@ -284,41 +297,28 @@ def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
     return True
 
 
-def _on_hosts(name: str, hosts: Sequence[SshHost]) -> FoundRun | None:
-    """Return the run if one of these machines has it. Lost machines are skipped: the name may be a pool's, and the
-    search for pools reports them.
-    """
-    for host in hosts:
-        with suppress(HostLostError):
-            if found := find_exactly(name, [host]):
-                return found
-    return None
-
-
-def _end_run(found: FoundRun, printer: Printer, told: _Told) -> list[str]:
+def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
     """End a run; return the pools that it had."""
-    record, place = found.record, found.place
-    losses = Losses(place.name, record.id, printer.note)
-    with closing(place):
-        before = losses.outlast(lambda: place.state(record.id))
+    losses = Losses(run, printer.note)
+    with closing(run):
+        before, where = run.facts, run.where
         if not before.is_final and not told.as_json:
-            printer.note(f"asking {record.id} to end; it has {GRACE_S:g} s to end its pools")
-        state = stop(place, record.id, losses)
-        was_killed = state.phase == "killed" or (not before.is_final and state.status == _KILLED)
-        if state.phase == "killed" and found.is_known_here and isinstance(place, SshRuns):
-            remove_key(place.host, record.id)  # its driver could not
+            printer.note(f"asking {run.name} to end; it has {GRACE_S:g} s to end its pools")
+        facts = stop(run, losses)
+        was_killed = facts.phase == "killed" or (not before.is_final and facts.status == _KILLED)
+        if facts.phase == "killed" and run.is_known_here and run.there is not None:
+            remove_key(run.there.host, run.name)  # its driver could not
         if told.as_json:
-            phase = "killed" if was_killed else state.phase
-            printer.event("ended", where=place.name, state=phase, status=state.status)
+            printer.event("ended", where=where, state="killed" if was_killed else facts.phase, status=facts.status)
         elif before.is_final:
-            click.echo(f"run {record.id} had ended before at {place.name} ({state.text})")
+            click.echo(f"run {run.name} had ended before at {where} ({facts.state})")
         else:
-            click.echo(f"run {record.id} ended at {place.name}{' (killed)' if was_killed else ''}")
-        if record.rented is None or not found.is_known_here:
-            facts = losses.outlast(lambda: place.facts(record.id))
-            return [] if facts is None else list(facts.pools)
-        bring_here(found, state, losses, printer)
-        if state.phase == "killed":
-            give_back(record, record.rented, printer)
-            ThisMachine().mark_collected(found.facts)
+            click.echo(f"run {run.name} ended at {where}{' (killed)' if was_killed else ''}")
+        rented = facts.record.rented
+        if rented is None or not run.is_known_here:
+            return list(facts.pools)
+        bring_here(run, losses, printer)
+        if facts.phase == "killed":
+            give_back(run.name, rented, printer)
+            run.mark_collected()
         return []

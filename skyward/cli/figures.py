@@ -10,8 +10,7 @@ from pathlib import Path
 
 from skyward._pool.facts import EVERY_S, WATCHED, stats_file
 from skyward.model.resource import GpuStats, PoolStats
-from skyward.records.run import folder_of
-from skyward.runs.place import ThisMachine
+from skyward.records.run import folder_of, local_runs
 
 _UNITS = ("", "K", "M", "G", "T", "P")
 _LOOK_S = 0.1
@@ -34,7 +33,7 @@ class OpenPool:
 
 def open_pools() -> Iterator[OpenPool]:
     """Yield the pools of this machine's active runs."""
-    for facts in ThisMachine().runs(ended=False):
+    for facts in local_runs(ended=False):
         for pool in sorted(facts.pools):
             yield OpenPool(folder_of(facts.record.id), pool)
 

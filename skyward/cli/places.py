@@ -25,7 +25,7 @@ from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers import SSH, Docker, Local, Provider
 from skyward.providers.at import FORMS, provider_at
 from skyward.records.kept_pool import KeptPool, PoolLock, pool_records
-from skyward.runs.place import ThisMachine
+from skyward.records.run import local_runs
 
 _LEFT_S = 3600.0  # leases have ended the nodes of a killed program by then
 _RECORDED_S = 10.0
@@ -112,7 +112,7 @@ def recorded() -> dict[str, set[str]]:
     now = time.time()
     kept = {record.pool for _, record in pool_records() if record.until is None or record.until > now}
     found = dict[str, set[str]]()
-    for facts in ThisMachine().runs(ended=True):
+    for facts in local_runs(ended=True):
         may_be = facts.is_alive or (facts.end is None and now - facts.latest < _LEFT_S)
         for pool, places in facts.places.items():
             for each in places if may_be or pool in kept else ():

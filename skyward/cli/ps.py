@@ -29,7 +29,8 @@ from skyward.cli.places import Place, ask_all, place_options, ssh_hosts, with_na
 from skyward.cli.runs import duration_text
 from skyward.errors import SkywardError
 from skyward.model.resource import NodeStats, Resource
-from skyward.runs.find import ListedRun, list_runs
+from skyward.records.run import RunFacts
+from skyward.runs.find import list_runs
 
 _PATIENCE_S = 3.0  # how long to wait for the figures of nodes
 _Use = Mapping[tuple[str, int], NodeStats]  # by pool and node
@@ -148,68 +149,64 @@ def _price(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _say_runs(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs: Mapping[str, float]) -> None:
+def _say_runs(
+    runs: Sequence[tuple[RunFacts, str]], lost: Mapping[str, SkywardError], costs: Mapping[str, float]
+) -> None:
     """Print a table of runs, and the machines that could not be queried; `costs` is USD so far for each rented pool."""
     for host, error in lost.items():
         click.echo(f"skyward: runs on {host} cannot be read: {error}", err=True)
     if not runs:
         return
-    rented = any(pool in costs for run in runs for pool in run.facts.pools)
+    rented = any(pool in costs for facts, _ in runs for pool in facts.pools)
     rows = [("RUN", "PROGRAM", "WHERE", "STATE", "AGE", "CALLS", *(("USD",) if rented else ()))]
-    for run in runs:
-        cost = _cost(run, costs)
-        price = ("-" if cost is None else f"{cost:.3f}",) if rented else ()
-        rows.append((run.record.id, _program(run), run.where, _state(run), _age(run), _calls(run), *price))
+    for facts, where in runs:
+        price = (_price(_cost(facts, costs)),) if rented else ()
+        rows.append((facts.record.id, _program(facts), where, facts.state, _age(facts), _calls(facts), *price))
     click.echo()
     show_table(rows)
 
 
-def _say_runs_json(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs: Mapping[str, float]) -> None:
+def _say_runs_json(
+    runs: Sequence[tuple[RunFacts, str]], lost: Mapping[str, SkywardError], costs: Mapping[str, float]
+) -> None:
     """Print the same as JSON objects."""
-    for run in runs:
-        record, state = run.record, run.state
+    for facts, where in runs:
+        record = facts.record
         about = {
             "run": record.id,
-            "where": run.where,
+            "where": where,
             "program": record.program,
             "arguments": list(record.arguments),
-            "state": state.phase,
-            "status": state.status,
+            "state": facts.phase,
+            "status": facts.status,
             "started": record.started,
-            "ended": state.ended,
+            "ended": facts.ended,
             "detached": record.detached,
             "user": record.user,
-            "pools": list(run.facts.pools),
-            "calls": dict(run.facts.calls),
+            "pools": list(facts.pools),
+            "calls": dict(facts.calls),
         }
-        cost = _cost(run, costs)
+        cost = _cost(facts, costs)
         click.echo(json.dumps({"event": "run", **about, **({} if cost is None else {"cost": cost})}))
     for host, error in lost.items():
         say_error(error, where=host)
 
 
-def _program(run: ListedRun) -> str:
-    words = " ".join([run.record.program.rpartition("/")[2], *run.record.arguments])
+def _program(facts: RunFacts) -> str:
+    words = " ".join([facts.record.program.rpartition("/")[2], *facts.record.arguments])
     return words if len(words) <= 40 else f"{words[:37]}..."
 
 
-def _state(run: ListedRun) -> str:
-    return "machine lost" if run.state.reason == "lost" else run.state.text
-
-
-def _age(run: ListedRun) -> str:
+def _age(facts: RunFacts) -> str:
     """Return how long it has been running, or ran."""
-    return duration_text(max(0.0, (run.state.ended or time.time()) - run.record.started))
+    return duration_text(max(0.0, (facts.ended or time.time()) - facts.record.started))
 
 
-def _calls(run: ListedRun) -> str:
-    waiting = run.facts.calls.get("running", 0) if not run.state.is_final else 0
-    words = [f"{run.facts.calls.get('done', 0)} done"] if run.facts.calls else []
-    words += [f"{waiting} running"] if waiting else []
-    words += [f"{run.facts.calls['failed']} failed"] if run.facts.calls.get("failed") else []
-    return ", ".join(words) or "-"
+def _calls(facts: RunFacts) -> str:
+    wanted = ("done", "failed") if facts.is_final else ("done", "running", "failed")
+    return ", ".join(f"{facts.calls[name]} {name}" for name in wanted if facts.calls.get(name)) or "-"
 
 
-def _cost(run: ListedRun, costs: Mapping[str, float]) -> float | None:
-    known = [costs[pool] for pool in run.facts.pools if pool in costs]
+def _cost(facts: RunFacts, costs: Mapping[str, float]) -> float | None:
+    known = [costs[pool] for pool in facts.pools if pool in costs]
     return sum(known) if known else None

@@ -21,11 +21,11 @@ Those of `result`:
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,11 +39,11 @@ from skyward.model.ssh import SshHost
 from skyward.records import journal
 from skyward.records.journal import Entry
 from skyward.records.pools import runs_of_pool
-from skyward.records.run import RUN_FILE, Rental, RunRecord
-from skyward.runs.find import FoundRun, find_run
-from skyward.runs.follow import Losses, collect, fetch, follow, size_there
-from skyward.runs.place import FileFacts, RunPlace, RunState
+from skyward.records.run import Rental, RunFacts
+from skyward.runs.find import Run, find_run
+from skyward.runs.follow import Losses, collect, follow
 from skyward.runs.saved import SUFFIXES, shown
+from skyward.runs.there import FOLDERS
 
 _GONE = "older output is gone: a full record keeps the newest"
 _KILLED = "ended without a result: it was killed, or the machine was restarted"
@@ -83,13 +83,13 @@ def logs(
     runs, pool = _find(run, pool, hosts)
     given = {"node": node, "rank": rank, "call": call, "pool": pool}
     wanted = {name: value for name, value in given.items() if value is not None}
-    known = set[int]()
+    known = set[Any]()
     try:
         for found in runs:
-            with closing(found.place):
-                known |= _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
-                if node is not None and node not in known:
-                    known |= _ready_nodes(found, pool)
+            with closing(found):
+                _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+                ready = [each for each in found.facts.events if each.get("event") == "node_ready"]
+                known |= {each["node"] for each in ready if pool in (None, each["pool"])}
     except KeyboardInterrupt:
         if not goes_on:
             raise
@@ -100,38 +100,21 @@ def logs(
     return 0
 
 
-def _show(
-    found: FoundRun, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool
-) -> set[int]:
-    """Print the output of a run; return the nodes that have printed something, in the wanted pool if there is one."""
-    printer = Printer(as_json=as_json, run=found.record.id)
+def _show(run: Run, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool) -> None:
+    """Print the output of a run."""
+    printer = Printer(as_json=as_json, run=run.name)
     lines = Lines(printer)
-    seen = set[int]()
+    run.refresh("output")
+    of_nodes = nodes or bool(wanted) or not (run.folder / "output").is_dir()
     try:
-        of_nodes = nodes or bool(wanted) or not found.place.files(f"{found.record.id}/output")
-        for entry in _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
+        for entry in _entries(run, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
             fields = entry.fields
             if entry.follows_gap:
                 printer.note(_GONE)
             if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
                 (lines if of_nodes and not as_json else printer).entry(fields)
-            seen |= _node_in(fields, wanted.get("pool"))
     finally:
         lines.finish()
-    return seen
-
-
-def _ready_nodes(found: FoundRun, pool: str | None) -> set[int]:
-    """Return the nodes that a run has had in all its pools, or in one."""
-    text = b""
-    while more := found.place.read(f"{found.record.id}/{RUN_FILE}", len(text)):
-        text += more
-    return set[int]().union(*(_node_in(entry.fields, pool) for entry in journal.parse(text)))
-
-
-def _node_in(fields: Mapping[str, Any], pool: str | None) -> set[int]:
-    node = fields.get("node")
-    return {node} if isinstance(node, int) and pool in (None, fields.get("pool")) else set()
 
 
 class Lines:
@@ -159,7 +142,7 @@ class Lines:
         self._begun.clear()
 
 
-def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterable[FoundRun], str | None]:
+def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterable[Run], str | None]:
     """Return the run of this name, or else the runs that had the pool of this name or identifier, with the identifier.
 
     A pool of exactly this name takes precedence over a run whose name only begins with it.
@@ -171,25 +154,25 @@ def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterab
         if had is None:
             raise
     else:
-        had = None if found.record.id == name else runs_of_pool(name, exactly=True)
+        had = None if found.name == name else runs_of_pool(name, exactly=True)
         if had is None:
             return [found], pool
-        found.place.close()
+        found.close()
     only, runs = had
     return map(find_run, runs), only
 
 
-def _entries(found: FoundRun, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:
+def _entries(run: Run, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:
     if goes_on:
-        losses = Losses(found.place.name, found.record.id, printer.note)
-        state = yield from follow(found.place, found.record.id, name, losses)
+        facts = yield from follow(run, name, Losses(run, printer.note))
     else:
-        yield from found.place.entries(found.record.id, name)
-        state = found.place.state(found.record.id)
-    if state.phase == "killed":
-        printer.note(f"{found.record.id} {_KILLED}.")
-    elif not state.is_final and not goes_on:
-        printer.note(f"{found.record.id} still runs; {called(found, 'logs -f')} goes on.")
+        run.refresh(name)
+        yield from journal.entries(run.folder / name)
+        facts = run.facts
+    if facts.phase == "killed":
+        printer.note(f"{run.name} {_KILLED}.")
+    elif not facts.is_final and not goes_on:
+        printer.note(f"{run.name} still runs; {called(run, 'logs -f')} goes on.")
 
 
 def _prefix(fields: Mapping[str, Any]) -> str:
@@ -206,88 +189,48 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
     It is shown as it comes. Ctrl-C detaches: the run goes on. A connection that is cut is made again, and goes on
     where it was. The exit status is that of the program; 6 if its machine is lost, or if it was killed.
     """
-    found = find_run(run, hosts)
-    printer = Printer(as_json=as_json, run=found.record.id)
-    losses = Losses(found.place.name, found.record.id, printer.note)
-    state = None
-    try:
-        state = _show_all(found, printer, losses)
-        bring_here(found, state, losses, printer)
-    except KeyboardInterrupt:
-        printer.end_line()  # a terminal shows ^C
-        if state is None:
-            then = f"{called(found, 'attach')} comes back to it, {called(found, 'down')} ends it."
-            printer.note(f"detached from {found.record.id}, which goes on. {then}")
-        else:
-            printer.note(f"{found.record.id} has ended; {called(found, 'result')} fetches the rest of its results.")
-        return INTERRUPTED
-    finally:
-        found.place.close()
+    with closing(find_run(run, hosts)) as found:
+        printer = Printer(as_json=as_json, run=found.name)
+        losses = Losses(found, printer.note)
+        facts = None
+        try:
+            facts = _show_all(found, printer, losses)
+            bring_here(found, losses, printer)
+        except KeyboardInterrupt:
+            printer.end_line()  # a terminal shows ^C
+            if facts is None:
+                then = f"{called(found, 'attach')} comes back to it, {called(found, 'down')} ends it."
+                printer.note(f"detached from {found.name}, which goes on. {then}")
+            else:
+                printer.note(f"{found.name} has ended; {called(found, 'result')} fetches the rest of its results.")
+            return INTERRUPTED
     if as_json:
-        printer.event("end", status=state.status, ended=state.ended, reason=state.reason)
+        printer.event("end", status=facts.status, ended=facts.ended, reason=facts.reason or None)
     else:
-        _tell_end(found, state, printer)
-    return state.status or 0
+        took = "" if facts.ended is None else f" after {duration_text(facts.ended - facts.record.started)}"
+        printer.note(f"{found.name} {_end_text(facts, took)}")
+    return facts.status or 0
 
 
-def _show_all(found: FoundRun, printer: Printer, losses: Losses) -> RunState:
-    entries = follow(found.place, found.record.id, "output", losses)
+def _show_all(run: Run, printer: Printer, losses: Losses) -> RunFacts:
+    entries = follow(run, "output", losses)
     while True:
         try:
             entry = next(entries)
         except StopIteration as end:
-            state: RunState = end.value
+            facts: RunFacts = end.value
             break
         if entry.follows_gap:
             printer.note(_GONE)
         printer.entry(entry.fields)
-    if state.phase == "killed":
-        raise ProviderError(f"Run {found.record.id} {_KILLED}. What it printed until then is above.")
-    return state
+    if facts.phase == "killed":
+        raise ProviderError(f"Run {run.name} {_KILLED}. What it printed until then is above.")
+    return facts
 
 
-def _tell_end(found: FoundRun, state: RunState, printer: Printer) -> None:
-    took = "" if state.ended is None else f" after {duration_text(state.ended - found.record.started)}"
-    status = "" if state.status is None else f" with status {state.status}"
-    why = f": {state.reason}" if state.reason else ""
-    printer.note(f"{found.record.id} ended{status}{took}{why}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How a run ended and what it saved, with the place to read that from.
-
-    Attributes:
-        found: the run.
-        state: its state.
-        place: where values and files are read: this machine's copy, or the run's own host.
-        values: what it saved with sky.save.
-        files: those of its output directory.
-        losses: of the connection to the place.
-    """
-
-    found: FoundRun
-    state: RunState
-    place: RunPlace
-    values: Sequence[FileFacts]
-    files: Sequence[FileFacts]
-    losses: Losses
-
-    @property
-    def run(self) -> str:
-        return self.found.record.id
-
-    def beginning(self, value: FileFacts) -> bytes:
-        return self.losses.outlast(lambda: self.place.read(self._path(value), 0, 1024)) or b""
-
-    def whole(self, value: FileFacts) -> bytes:
-        data = b""
-        while more := self.losses.outlast(lambda: self.place.read(self._path(value), len(data))):  # noqa: B023 - asked at once
-            data += more
-        return data
-
-    def _path(self, value: FileFacts) -> str:
-        return f"{self.run}/saved/{value.path}"
+def _end_text(facts: RunFacts, took: str = "") -> str:
+    status = "" if facts.status is None else f" with status {facts.status}"
+    return f"ended{status}{took}{f': {facts.reason}' if facts.reason else ''}"
 
 
 @click.command()
@@ -302,18 +245,21 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     everything is fetched first, so that it stays available when that machine is gone. With --into values go to
     DIR/saved and files to DIR/files.
     """
-    found = find_run(run, hosts)
-    record, printer = found.record, Printer(as_json=as_json, run=found.record.id)
-    losses = Losses(found.place.name, record.id, printer.note)
-    with closing(found.place):
-        state = losses.outlast(lambda: found.place.state(record.id))
-        place = bring_here(found, state, losses, printer)
-        values = [each for each in losses.outlast(lambda: place.files(f"{record.id}/saved")) if _suffix(each)]
-        files = losses.outlast(lambda: place.files(f"{record.id}/files"))
-        outcome = _Outcome(found, state, place, values, files, losses)
-        (_say_json if as_json else _say)(outcome, printer)
+    with closing(find_run(run, hosts)) as found:
+        printer = Printer(as_json=as_json, run=found.name)
+        losses = Losses(found, printer.note)
+        bring_here(found, losses, printer)
+        if found.there is not None:
+            losses.outlast(lambda: found.refresh(*FOLDERS))
+        values, files = (_files_in(found.folder / name) for name in FOLDERS)
+        values = [each for each in values if each.suffix in SUFFIXES and not each.name.startswith(".")]
+        (_say_json if as_json else _say)(found, printer, values, files)
         if into is not None:
-            _fetch(outcome, into)
+            for name, paths in zip(FOLDERS, (values, files), strict=True):
+                for path in paths:
+                    target = into / name / path.relative_to(found.folder / name)
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    shutil.copy2(path, target)
             if as_json:
                 printer.event("fetched", path=str(into))
             else:
@@ -321,81 +267,58 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     return 0
 
 
-def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printer) -> RunPlace:
-    """Fetch the results of an ended run from another machine, if this one knows the run; return where to read them."""
-    if found.place.is_here or not found.is_known_here or state.phase != "ended":
-        return found.place
-    total = size_there(found.place, found.record.id, losses)
-    with transfer(f"fetching results of {found.record.id}", total) as count:
-        place = collect(found.place, found.facts, losses, count)
-    if found.record.rented is not None:
-        give_back(found.record, found.record.rented, printer)
-    return place
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def give_back(record: RunRecord, rented: Rental, printer: Printer) -> None:
+def bring_here(run: Run, losses: Losses, printer: Printer) -> None:
+    """Fetch the results of an ended run from another machine, if this one knows the run."""
+    if run.there is None or not run.is_known_here or run.facts.phase != "ended":
+        return
+    with transfer(f"fetching results of {run.name}") as count:
+        collect(run, losses, count)
+    if rented := run.facts.record.rented:
+        give_back(run.name, rented, printer)
+
+
+def give_back(run: str, rented: Rental, printer: Printer) -> None:
     """End the machines that were rented for a run whose results are here; if that fails, they end themselves."""
     from skyward.runs.on_machines import end_rented
 
     try:
         end_rented(rented)
     except SkywardError as error:
-        printer.note(f"the machines of {record.id} end by themselves, since they could not be ended from here: {error}")
+        printer.note(f"the machines of {run} end by themselves, since they could not be ended from here: {error}")
     else:
-        printer.note(f"the machines of {record.id} at {rented.provider} are given back")
+        printer.note(f"the machines of {run} at {rented.provider} are given back")
 
 
-def _suffix(value: FileFacts) -> str:
-    """Return the suffix of a saved value; "" for an unfinished one."""
-    suffix = PurePosixPath(value.path).suffix
-    return suffix if suffix in SUFFIXES and not value.path.startswith(".") else ""
+def _say_json(run: Run, printer: Printer, values: Sequence[Path], files: Sequence[Path]) -> None:
+    facts = run.facts
+    reason = facts.reason or None
+    printer.event("state", phase=facts.phase, status=facts.status, ended=facts.ended, reason=reason)
+    for each in values:
+        kind = each.suffix.removeprefix(".")
+        known = {"value": json.loads(each.read_bytes(), parse_constant=str)} if kind == "json" else {}
+        printer.event("value", name=each.stem, kind=kind, size=each.stat().st_size, **known)
+    for each in files:
+        printer.event("file", path=each.relative_to(run.folder / "files").as_posix(), size=each.stat().st_size)
 
 
-def _fetch(outcome: _Outcome, into: Path) -> None:
-    total = sum(each.size for each in (*outcome.values, *outcome.files))
-    with transfer(f"fetching results of {outcome.run}", total) as count:
-        for folder in ("saved", "files"):
-            fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, count)
-
-
-def _say_json(outcome: _Outcome, printer: Printer) -> None:
-    state = outcome.state
-    printer.event("state", phase=state.phase, status=state.status, ended=state.ended, reason=state.reason)
-    for each in outcome.values:
-        name, kind = PurePosixPath(each.path).stem, _suffix(each).removeprefix(".")
-        known = {"value": _json_value(outcome.whole(each))} if kind == "json" else {}
-        printer.event("value", name=name, kind=kind, size=each.size, **known)
-    for each in outcome.files:
-        printer.event("file", path=each.path, size=each.size)
-
-
-def _say(outcome: _Outcome, printer: Printer) -> None:
-    state = outcome.state
-    about = {
-        "running": f"still runs; {called(outcome.found, 'attach')} follows it. So far:",
-        "ended": "ended" + ("" if state.status is None else f" with status {state.status}"),
-        "killed": _KILLED,
-    }
-    printer.note(f"{outcome.run} {about[state.phase]}{f': {state.reason}' if state.reason else ''}")
-    if damaged := outcome.found.facts.damaged:
-        printer.note(f"its record has damaged lines ({damaged}), which were skipped")
-    if not outcome.values and not outcome.files:
+def _say(run: Run, printer: Printer, values: Sequence[Path], files: Sequence[Path]) -> None:
+    facts = run.facts
+    about = {"running": f"still runs; {called(run, 'attach')} follows it. So far:", "killed": _KILLED}
+    printer.note(f"{run.name} {about.get(facts.phase) or _end_text(facts)}")
+    if not values and not files:
         printer.note("it has saved no values (sky.save) and no files (sky.output_folder)")
-    if outcome.values:
+    if values:
         rows = [("VALUE", "SIZE", "")]
-        for each in outcome.values:
-            text = shown(_suffix(each), outcome.beginning(each))
+        for each in values:
+            text = shown(each)
             text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-            rows.append((PurePosixPath(each.path).stem, readable(each.size), text))
+            rows.append((each.stem, readable(each.stat().st_size), text))
         show_table(rows)
-    if outcome.files:
-        show_table([("FILE", "SIZE"), *((each.path, readable(each.size)) for each in outcome.files)])
-
-
-def _json_value(data: bytes) -> object:
-    try:
-        return json.loads(data, parse_constant=str)
-    except ValueError as error:
-        raise ProviderError(
-            f"A saved value is not JSON: {error}. The disk of its machine may have been full."
-        ) from error
+    if files:
+        names = [each.relative_to(run.folder / "files").as_posix() for each in files]
+        sizes = [readable(each.stat().st_size) for each in files]
+        show_table([("FILE", "SIZE"), *zip(names, sizes, strict=True)])

@@ -15,7 +15,7 @@ import click
 from skyward.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyward.runs.find import FoundRun
+    from skyward.runs.find import Run
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -59,10 +59,10 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
 
 
-def called(found: FoundRun, command: str) -> str:
+def called(run: Run, command: str) -> str:
     """Return how to call a command on a run from here."""
-    where = "" if found.is_known_here else f" --at ssh://{found.place.name}"
-    return f"`skyward {command} {found.record.id}{where}`"
+    where = "" if run.is_known_here else f" --at ssh://{run.where}"
+    return f"`skyward {command} {run.name}{where}`"
 
 
 class Printer:

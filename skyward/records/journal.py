@@ -89,19 +89,39 @@ def extend(folder: Path, entries: Iterable[Mapping[str, Any]], limit: int) -> No
         _write(f"{folder}/{number + 1}.jsonl", data)
 
 
+def entries(folder: Path, position: int = 0) -> Iterator[Entry]:
+    """Yield the entries of a journal from a position to its end; an incomplete last line is left for later."""
+    number, offset = divmod(position, SPAN)
+    is_gap = False
+    while True:
+        try:
+            with (folder / f"{number}.jsonl").open("rb") as file:
+                file.seek(offset)
+                for entry in parse(file, number * SPAN + offset):
+                    yield Entry(entry.fields, entry.end, is_gap)
+                    is_gap = False
+        except FileNotFoundError:  # it was removed, or the journal is empty
+            is_gap = True
+        numbers = [number_of(each.name) for each in folder.glob("*.jsonl")]
+        later = [each for each in numbers if each is not None and each > number]
+        if not later:
+            return
+        number, offset = min(later), 0
+
+
 def number_of(name: str) -> int | None:
     """Return the number of a file of a journal; None for other files."""
     stem, dot, suffix = name.partition(".")
     return int(stem) if dot and suffix == "jsonl" and stem.isdigit() else None
 
 
-def parse(data: bytes, position: int = 0) -> Iterator[Entry]:
-    """Yield the entries of the complete lines in `data`, which starts at `position`; damaged lines are skipped."""
+def parse(lines: Iterable[bytes], position: int = 0) -> Iterator[Entry]:
+    """Yield the entries of complete lines, which start at `position`; damaged lines are skipped."""
     end = position
-    for line in data.split(b"\n")[:-1]:
-        end += len(line) + 1
+    for line in lines:
+        end += len(line)
         try:
-            fields = json.loads(line)
+            fields = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
             continue
         if isinstance(fields, dict):

@@ -2,6 +2,7 @@
 
 - `runs/ID/run.jsonl`: one object per line with `t` and `event`: "started" with the facts of `RunRecord`, the events of
   its pools, "ended" with its status; on the machine that started a run elsewhere also "collected"
+- `runs/ID/there.jsonl`: of a run on another machine, what was fetched of run.jsonl there
 - `runs/ID/lock`: locked by its driver, or by the program itself, for as long as that lives
 - `runs/ID/down`: exists once the run is to end
 - `runs/ID/output/`: journal of the program's own output: t, stream ("out", "err"), text
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import io
 import json
 import os
 import re
@@ -26,7 +28,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +38,8 @@ from skyward.system import socket, threading, time
 
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
 RUN_FILE, LOCK_FILE, DOWN_FILE = "run.jsonl", "lock", "down"
+THERE_FILE = "there.jsonl"  # what was fetched of run.jsonl on another machine
+ENDED_BY_DOWN = "ended by `skyward down`"
 RUN_BYTES = 4 * 1024**2  # of run.jsonl, after which only the end is recorded
 GRACE_S = 10.0  # time for a program to end its pools
 COUNTS = ("running", "queued", "done", "failed")
@@ -125,68 +129,103 @@ class RunFacts:
 
     Attributes:
         record: what was known when it started.
-        end: the fields of its end: status, reason, and t; None if that is not recorded.
-        pools: when each of its pools was opened, and the name that it is kept under or "", by identifier.
-        calls: the latest numbers of its pools' calls, by the names in COUNTS.
-        is_collected: whether the record here has everything of a run on another machine.
+        events: all entries of the record.
         is_alive: whether a process still writes the record; None if that is unknown.
-        places: where the nodes of each of its pools are, by identifier, as `--at` of commands takes it.
-        latest: when its latest line was written.
-        damaged: number of lines that could not be read.
     """
 
     record: RunRecord
-    end: Mapping[str, Any] | None = None
-    pools: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    calls: Mapping[str, int] = field(default_factory=dict)
-    is_collected: bool = False
+    events: Sequence[Mapping[str, Any]]
     is_alive: bool | None = None
-    damaged: int = 0
-    places: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    latest: float = 0.0
 
     @classmethod
     def parse(cls, text: bytes, *, is_alive: bool | None = None) -> Self | None:
-        """Read the content of run.jsonl; None if it does not begin with the record of a run.
-
-        A damaged line is skipped and counted.
-        """
-        entries = [entry.fields for entry in journal.parse(text)]
+        """Read the content of run.jsonl; None if it does not begin with the record of a run."""
+        events = [entry.fields for entry in journal.parse(io.BytesIO(text))]
         try:
-            record = RunRecord.of(entries[0])
+            return cls(RunRecord.of(events[0]), events, is_alive)
         except (TypeError, IndexError):
             return None
-        end, pools, calls = None, dict[str, tuple[float, str]](), dict[str, Mapping[str, Any]]()
-        for entry in entries:
-            pool = str(entry.get("pool"))
-            match entry.get("event"):
-                case "ended":
-                    end = entry
-                case "opening":
-                    pools[pool] = float(entry.get("t", 0.0)), str(entry.get("name", ""))
-                case "calls":
-                    calls[pool] = entry
-        counts = {name: sum(int(each.get(name, 0)) for each in calls.values()) for name in COUNTS} if calls else {}
-        return cls(
-            record,
-            end,
-            pools,
-            counts,
-            any(entry.get("event") == "collected" for entry in entries),
-            is_alive,
-            sum(bool(line) for line in text.split(b"\n")[:-1]) - len(entries),
-            {str(entry.get("pool")): entry["at"] for entry in entries if entry.get("at")},
-            float(entries[-1].get("t", record.started)),
-        )
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
         """Read the record in a run's directory; None if there is none."""
         is_alive = is_held(folder)  # asked first: a run that ends in between has recorded that
+        found = [folder / name for name in (RUN_FILE, THERE_FILE) if (folder / name).is_file()]
         try:
-            return cls.parse((folder / RUN_FILE).read_bytes(), is_alive=is_alive)
+            return cls.parse(b"".join(each.read_bytes() for each in found), is_alive=is_alive)
         except OSError:
             return None
+
+    def _all(self, event: str) -> Sequence[Mapping[str, Any]]:
+        return [each for each in self.events if each.get("event") == event]
+
+    @property
+    def pools(self) -> Mapping[str, tuple[float, str]]:
+        """When each of its pools was opened, and the name that it is kept under or "", by identifier."""
+        opened = self._all("opening")
+        return {str(each.get("pool")): (float(each.get("t", 0.0)), str(each.get("name", ""))) for each in opened}
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """The latest numbers of its pools' calls, by the names in COUNTS."""
+        latest = {each.get("pool"): each for each in self._all("calls")}
+        return {name: sum(int(each.get(name, 0)) for each in latest.values()) for name in COUNTS} if latest else {}
+
+    @property
+    def places(self) -> Mapping[str, Sequence[str]]:
+        """Where the nodes of each of its pools are, by identifier, as `--at` of commands takes it."""
+        return {str(each.get("pool")): each["at"] for each in self.events if each.get("at")}
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether the record here has everything of a run on another machine."""
+        return bool(self._all("collected"))
+
+    @property
+    def latest(self) -> float:
+        """When its latest line was written."""
+        return float(self.events[-1].get("t", self.record.started))
+
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """The fields of its end: status, reason, and t; None if that is not recorded."""
+        return next(reversed(self._all("ended")), None)
+
+    @property
+    def phase(self) -> str:
+        """Its state: "running", "ended", "killed" if its end is not recorded, "unknown" if its machine is lost."""
+        if self.end is not None:
+            return "ended"
+        return "unknown" if self.is_alive is None else "running" if self.is_alive else "killed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.phase in ("ended", "killed")
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None if unknown."""
+        return None if self.end is None else self.end.get("status")
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended, in seconds since 1970; None while unknown."""
+        return None if self.end is None else self.end.get("t")
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, if the program did not end by itself; else ""."""
+        return str((self.end or {}).get("reason") or "")
+
+    @property
+    def state(self) -> str:
+        """The state in a few words, for lists."""
+        if self.phase != "ended":
+            return "machine lost" if self.phase == "unknown" else self.phase
+        if self.reason.startswith(ENDED_BY_DOWN):
+            return "ended by down"
+        return "ended" if self.status is None else "done" if self.status == 0 else f"failed ({self.status})"
 
 
 def state_folder() -> Path:
@@ -206,6 +245,13 @@ def state_folder() -> Path:
 def runs_folder() -> Path:
     """Return the directory that contains the records of runs."""
     return state_folder() / "runs"
+
+
+def local_runs(*, ended: bool) -> list[RunFacts]:
+    """Return what the records on this machine say of runs: those that run here, or all."""
+    folders = sorted(path.parent for path in runs_folder().glob(f"[!.]*/{RUN_FILE}"))
+    found = [RunFacts.of(folder) for folder in folders if ended or is_held(folder)]
+    return [each for each in found if each is not None]
 
 
 def folder_of(run_id: str) -> Path:

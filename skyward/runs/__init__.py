@@ -1,3 +1,1 @@
-"""Runs of programs: where their records and journals are, and how to read them."""
-
-ENDED_BY_DOWN = "ended by `skyward down`"  # prefix of the reason for the end of such a run
+"""Runs of programs: how they are started, found, followed and ended."""

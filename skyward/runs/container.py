@@ -31,8 +31,8 @@ from skyward.nodes.process_id import USER
 from skyward.plugins.registry import declared_image
 from skyward.records.run import Rental, RunRecord
 from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
-from skyward.runs.place import RUN_LABEL
 
+RUN_LABEL = "skyward.run"  # of a driver's container; its value is the name of the run
 _PYTHON = "/opt/venv/bin/python"
 _EXTRAS = ("ssh",)  # drivers have no system SSH client
 

@@ -21,8 +21,17 @@ from shutil import rmtree
 
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.process_id import current_user
-from skyward.records.run import DOWN_FILE, FOLDER_VARIABLE, RunRecord, folder_of, hold, new_id, note, write_json
-from skyward.runs import ENDED_BY_DOWN
+from skyward.records.run import (
+    DOWN_FILE,
+    ENDED_BY_DOWN,
+    FOLDER_VARIABLE,
+    RunRecord,
+    folder_of,
+    hold,
+    new_id,
+    note,
+    write_json,
+)
 from skyward.runs.program import Ended, block_signals, run_program
 
 STARTED = "started"

@@ -2,42 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from skyward.errors import HostLostError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
-from skyward.records.run import RunFacts, RunRecord
-from skyward.runs.place import RunPlace, RunState, SshRuns, ThisMachine
+from skyward.nodes.run_directory import private_directory
+from skyward.records.run import (
+    DOWN_FILE,
+    RUN_FILE,
+    RunFacts,
+    RunRecord,
+    folder_of,
+    is_held,
+    local_runs,
+    note,
+    runs_folder,
+)
+from skyward.runs.there import RunsThere
+
+HERE = "this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRun:
-    """A run and the location of its journals.
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run, and the directory here with what is known of it.
 
     Attributes:
-        facts: what its record says, on the machine with the journals.
-        place: that machine.
-        is_known_here: whether this machine has a record of it as well.
+        name: its name.
+        folder: its directory; that of a run on another machine has what was fetched.
+        there: the machine that it is on; None if this machine has all of it.
+        is_known_here: whether this machine has a record of it. Else the directory is removed by `close`.
     """
 
-    facts: RunFacts
-    place: RunPlace
-    is_known_here: bool
+    name: str
+    folder: Path
+    there: RunsThere | None = None
+    is_known_here: bool = True
+    _is_alive: bool | None = None
+    _held: ExitStack = field(default_factory=ExitStack)
 
     @property
-    def record(self) -> RunRecord:
-        """The facts about it that were known when it started."""
-        return self.facts.record
+    def where(self) -> str:
+        """Name of the machine that it is on."""
+        return self.there.name if self.there is not None else HERE
+
+    @property
+    def facts(self) -> RunFacts:
+        """What its record says, as of the last `refresh`.
+
+        Raises:
+            ProviderError: it cannot be read.
+        """
+        found = RunFacts.of(self.folder)
+        if found is None:
+            raise ProviderError(
+                f"The record of run {self.name} on {self.where} cannot be read: it is damaged, or was removed."
+            )
+        return found if self.there is None else replace(found, is_alive=self._is_alive)
+
+    def refresh(self, *parts: str, progress: Callable[[int], None] = lambda _: None) -> bool:
+        """Fetch what is new of the record and of parts of the run, if it is on another machine.
+
+        Returns:
+            whether it is alive.
+
+        Raises:
+            HostLostError: its machine does not answer.
+            ProviderError: its machine has no record of it any more.
+        """
+        if self.there is None:
+            return is_held(self.folder)
+        self._is_alive = self.there.pull(self.name, self.folder, parts, progress)
+        return self._is_alive
+
+    def ask_down(self) -> None:
+        """Ask it to end; it is killed if it does not in time."""
+        if self.there is None:
+            (self.folder / DOWN_FILE).touch(mode=0o600)
+        else:
+            self.there.ask_down(self.name)
+
+    def mark_collected(self) -> None:
+        """Record that everything of it is here."""
+        note(self.folder, "collected")
+
+    def close(self) -> None:
+        """Close connections."""
+        self._held.close()
 
 
-def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
+def find_run(name: str, hosts: Sequence[SshHost] = (), *, exactly: bool = False) -> Run:
     """Return the run of this name, or the only one whose name begins with it.
 
     Args:
         name: of a run.
         hosts: machines to search if this one has no record of it.
+        exactly: whether the beginning of a name is not enough.
 
     Raises:
         RunNotFoundError: there is none, or there are several.
@@ -46,34 +110,56 @@ def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
     """
     if not name:
         raise RunNotFoundError("The name of a run cannot be empty. `skyward ps --all` shows the runs known here.")
-    here = ThisMachine()
-    if found := _named(name, here):
-        facts = _facts(here, found)
-        if not facts.record.is_pointer or facts.is_collected:
-            return FoundRun(facts, here, is_known_here=True)
-        return _there(facts.record, SshRuns(host_of(facts.record)))
+    names = [path.parent.name for path in runs_folder().glob(f"[!.]*/{RUN_FILE}")]
+    if found := _named(name, names, HERE, exactly):
+        return _known(found)
     for host in hosts:
-        place = SshRuns(host)
-        if found := _named(name, place):
-            return FoundRun(_facts(place, found), place, is_known_here=False)
-        place.close()
-    looked = " and ".join(["This machine", *(host.name for host in hosts)])
+        there = RunsThere(host)
+        if found := _named(name, there.names(), there.name, exactly):
+            held = ExitStack()
+            held.callback(there.close)
+            folder = held.enter_context(private_directory())
+            run = Run(name=found, folder=folder, there=there, is_known_here=False, _held=held)
+            run.refresh()
+            return run
+        there.close()
+    looked = " and ".join([HERE.capitalize(), *(host.name for host in hosts)])
     raise RunNotFoundError(
         f"{looked} {'have' if hosts else 'has'} no record of a run {name}. `skyward ps --all` shows the runs that are "
         "known here; one that another machine has started is found on the machine of its driver: --at ssh://user@host."
     )
 
 
-def find_exactly(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun | None:
-    """Return the run of exactly this name, None if there is none; otherwise like `find_run`."""
+def _named(name: str, names: Sequence[str], where: str, exactly: bool) -> str | None:
+    """Return the only run of a machine with this name or prefix.
+
+    Raises:
+        RunNotFoundError: there are several.
+    """
+    found = [name] if name in names else sorted(each for each in names if each.startswith(name) and not exactly)
+    if len(found) > 1:
+        raise RunNotFoundError(
+            f"Several runs on {where} begin with {name}: {', '.join(found[:8])}. Name one of them in full."
+        )
+    return found[0] if found else None
+
+
+def _known(name: str) -> Run:
+    """Return a run of which this machine has a record."""
+    run = Run(name=name, folder=folder_of(name))
+    facts = run.facts
+    if not facts.record.is_pointer or facts.is_collected:
+        return run
+    run.there = RunsThere(host_of(facts.record))
+    run._held.callback(run.there.close)
     try:
-        found = find_run(name, hosts)
-    except RunNotFoundError:
-        return None
-    if found.record.id == name:
-        return found
-    found.place.close()
-    return None
+        run.refresh()
+    except HostLostError as error:
+        raise HostLostError(
+            f"Run {name} was started on {run.where}, which did not answer; it may still run there. {error} "
+            f"What was fetched of it is in {run.folder}."
+        ) from error
+    return run
 
 
 def host_of(record: RunRecord) -> SshHost:
@@ -86,73 +172,16 @@ def host_of(record: RunRecord) -> SshHost:
     return replace(host, key=record.key, known_hosts=record.known_hosts, trusts_jumps=record.rented is not None)
 
 
-def _named(name: str, place: RunPlace) -> str | None:
-    """Return the only run of a machine with this name or prefix.
-
-    Raises:
-        RunNotFoundError: there are several.
-    """
-    names = place.names()
-    found = [name] if name in names else [each for each in names if each.startswith(name)]
-    if len(found) > 1:
-        raise RunNotFoundError(
-            f"Several runs on {place.name} begin with {name}: {', '.join(found[:8])}. Name one of them in full."
-        )
-    return found[0] if found else None
-
-
-def _facts(place: RunPlace, run_id: str) -> RunFacts:
-    facts = place.facts(run_id)
-    if facts is None:
-        raise ProviderError(
-            f"The record of run {run_id} on {place.name} cannot be read: it is damaged, or was removed."
-        )
-    return facts
-
-
-def _there(pointer: RunRecord, place: RunPlace) -> FoundRun:
-    try:
-        facts = place.facts(pointer.id)
-    except HostLostError as error:
-        raise HostLostError(
-            f"Run {pointer.id} was started on {place.name}, which did not answer; it may still run there. {error} "
-            f"What was fetched of it is in {ThisMachine().folder / pointer.id}."
-        ) from error
-    if facts is None:
-        raise ProviderError(f"{place.name} has no record of run {pointer.id} any more: it was removed there.")
-    return FoundRun(facts, place, is_known_here=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """A run in a list.
-
-    Attributes:
-        facts: what its record says.
-        where: the name of the machine that it is on.
-        state: its state so far.
-    """
-
-    facts: RunFacts
-    where: str
-    state: RunState
-
-    @property
-    def record(self) -> RunRecord:
-        """The facts about it that were known when it started."""
-        return self.facts.record
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Runs, and the machines that could not be queried.
 
     Attributes:
-        runs: in the order of their start.
+        runs: what is known of each and the name of its machine, in the order of their start.
         failures: errors by the name of the machine.
     """
 
-    runs: Sequence[ListedRun]
+    runs: Sequence[tuple[RunFacts, str]]
     failures: Mapping[str, SkywardError]
 
 
@@ -163,33 +192,33 @@ def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
         hosts: machines to query, besides this one and those that its records point to.
         ended: whether to include runs that have ended.
     """
-    here = ThisMachine()
     pointers: dict[SshHost, list[RunFacts]] = {host: [] for host in hosts}
-    runs = list[ListedRun]()
-    for facts in here.runs(ended=True):
+    runs: list[tuple[RunFacts, str]] = []
+    for facts in local_runs(ended=True):
         if facts.record.is_pointer and not facts.is_collected:
             pointers.setdefault(host_of(facts.record), []).append(facts)
-        elif ended or not RunState.of(facts).is_final:
-            runs.append(ListedRun(facts, here.name, RunState.of(facts)))
+        elif ended or not facts.is_final:
+            runs.append((facts, HERE))
     failures: dict[str, SkywardError] = {}
     with ThreadPoolExecutor(8, thread_name_prefix="skyward-ask") as threads:
-        asked = [threads.submit(_ask, host, known, ended=ended) for host, known in pointers.items()]
-        for (host, known), answer in zip(pointers.items(), asked, strict=True):
+        answers = [threads.submit(_ask, host, ended=ended) for host in pointers]
+        for (host, known), answer in zip(pointers.items(), answers, strict=True):
             try:
-                runs += answer.result()
+                found = answer.result()
             except SkywardError as error:
                 failures[host.name] = error
-                runs += [ListedRun(facts, host.name, RunState("unknown", reason="lost")) for facts in known]
-    return Listing(sorted(runs, key=lambda run: run.record.started), failures)
+                found = [replace(facts, is_alive=None) for facts in known]
+            else:
+                there = {facts.record.id for facts in found}
+                gone = [each for each in known if each.record.id not in there] if ended else []
+                found += [replace(each, is_alive=False) for each in gone]
+            runs += [(facts, host.name) for facts in found if ended or not facts.is_final]
+    return Listing(sorted(runs, key=lambda run: run[0].record.started), failures)
 
 
-def _ask(host: SshHost, pointers: Sequence[RunFacts], *, ended: bool) -> list[ListedRun]:
-    """Return the runs on a machine; of those that pointers lead to and that it no longer has, it is "killed"."""
-    place = SshRuns(host)
+def _ask(host: SshHost, *, ended: bool) -> list[RunFacts]:
+    there = RunsThere(host)
     try:
-        runs = [ListedRun(facts, place.name, RunState.of(facts)) for facts in place.runs(ended=ended)]
+        return there.runs(ended=ended)
     finally:
-        place.close()
-    known = {run.record.id for run in runs}
-    gone = [ListedRun(each, host.name, RunState("killed")) for each in pointers if each.record.id not in known]
-    return [*(run for run in runs if ended or not run.state.is_final), *(gone if ended else ())]
+        there.close()

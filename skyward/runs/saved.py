@@ -68,16 +68,12 @@ def output_folder() -> Path:
     return _folder("files", "sky.output_folder")
 
 
-def shown(suffix: str, data: bytes) -> str:
-    """Return a short description of a saved value, for lists.
-
-    Args:
-        suffix: of its file.
-        data: the beginning of the file.
-    """
-    if suffix == ".json":
-        return data.decode("utf-8", "replace").strip()
-    return "array" if suffix == ".npy" else "bytes"
+def shown(path: Path) -> str:
+    """Return a short description of a saved value, for lists."""
+    if path.suffix == ".json":
+        with path.open("rb") as file:
+            return file.read(1024).decode("utf-8", "replace").strip()
+    return "array" if path.suffix == ".npy" else "bytes"
 
 
 def _folder(name: str, function: str) -> Path:

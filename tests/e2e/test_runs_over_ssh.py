@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,16 @@ import pytest
 from skyward.cli.main import main
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
-from skyward.records.journal import Entry
 from skyward.records.run import RunFacts, RunRecord
-from skyward.runs.follow import Losses, fetch, follow
-from skyward.runs.place import CHUNK, FileFacts, SshRuns
+from skyward.runs.find import Run, find_run
+from skyward.runs.follow import Losses, follow
+from skyward.runs.there import RunsThere
 from tests.e2e.sshd import Server, Site
 from tests.e2e.sshd import site as site
 
 PROGRAM = Path(__file__).parents[1] / "unit" / "runs" / "printing.py"
 Start = Callable[..., "subprocess.Popen[str]"]
+Find = Callable[[str], Run]
 
 
 @pytest.fixture
@@ -45,11 +46,10 @@ def server(site: Site, there: Path) -> Server:
 
 
 @pytest.fixture
-def place(site: Site, server: Server) -> Iterator[SshRuns]:
-    """Its runs."""
-    found = SshRuns(site.host(server, site.known(server)))
-    yield found
-    found.close()
+def find(site: Site, server: Server) -> Iterator[Find]:
+    """Find a run on it."""
+    with ExitStack() as held:
+        yield lambda name: held.enter_context(closing(find_run(name, [site.host(server, site.known(server))])))
 
 
 @pytest.fixture
@@ -75,10 +75,6 @@ def start(there: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def texts(entries: list[Entry]) -> list[str]:
-    return [entry.fields["text"] for entry in entries]
-
-
 def pointer_to(host: SshHost) -> RunRecord:
     """The record of run train-1 that the machine which has started it there keeps."""
     return RunRecord(
@@ -94,77 +90,75 @@ def pointer_to(host: SshHost) -> RunRecord:
     )
 
 
-def test_runs_of_a_machine_are_read_like_those_of_this_one(place: SshRuns, start: Start) -> None:
-    """Records, output from any position, state, and what there is not."""
-    assert place.names() == []
+def test_runs_of_a_machine_are_listed_and_ended(
+    site: Site, server: Server, start: Start, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And read; a name that leads out of the directory here is refused."""
+    there = RunsThere(site.host(server, site.known(server)))
+    assert there.names() == []
     done, killed = start("done", 3), start("killed", 2, 0.0, "kill")
     running = start("running", 1000, 0.1)
     done.wait()
     killed.wait()
 
-    assert sorted(place.names()) == ["done", "killed", "running"]
-    assert [facts.record.id for facts in place.runs(ended=False)] == ["running"]
-    assert sorted(facts.record.id for facts in place.runs(ended=True)) == ["done", "killed", "running"]
-    entries = list(place.entries("done", "output"))
-    assert texts(entries) == ["line 0\n", "line 1\n", "line 2\n"]
-    assert texts(list(place.entries("done", "output", entries[0].end))) == ["line 1\n", "line 2\n"]
-    phases = {name: place.state(name).phase for name in ("done", "killed", "running")}
+    assert [facts.record.id for facts in there.runs(ended=False)] == ["running"]
+    phases = {facts.record.id: facts.phase for facts in there.runs(ended=True)}
     assert phases == {"done": "ended", "killed": "killed", "running": "running"}
-    assert place.facts("none") is None
-    assert list(place.entries("none", "output")) == []
-
-    place.ask_down("running")
+    there.ask_down("running")
     assert running.wait(60) == -signal.SIGTERM
+    run = find("done")
+    assert run.there
+    monkeypatch.setattr(run.there, "_files", lambda _: iter([("../../.bashrc", 5, 0)]))
+    with pytest.raises(ProviderError, match="would lie outside of"):
+        run.refresh("files")
+    there.close()
 
 
-def test_files_of_any_name_and_content_arrive_as_they_are(place: SshRuns, there: Path) -> None:
-    """Blanks, quotes, newlines, bytes that are no text; no link is followed."""
+def test_files_of_any_name_and_content_arrive_as_they_are(start: Start, there: Path, find: Find) -> None:
+    """Blanks, quotes, newlines, bytes that are no text; no link is followed. What is replaced is fetched again."""
+    start("train").wait()
     folder = there / "train" / "files"
     (folder / "of 'epoch' 1").mkdir(parents=True)
     contents = {"plain": b"", "of 'epoch' 1/$(id)\n\"x\"": bytes(range(256)) * 9000, "ümläut *": b"\n\n"}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
     (folder / "link").symlink_to("/etc/passwd")
+    run = find("train")
 
-    found = place.files("train/files")
-
-    assert {each.path: each.size for each in found} == {name: len(content) for name, content in contents.items()}
-    for name, content in contents.items():
-        whole = b""
-        while part := place.read(f"train/files/{name}", len(whole)):
-            whole += part
-        assert whole == content
-    assert place.checksum("train/files/plain") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    assert place.checksum("train/files/none") == ""
-    assert place.files("train/none") == []
+    for plain in (b"", b"later"):
+        contents["plain"] = plain
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        run.refresh("files")
+        arrived = [path for path in (run.folder / "files").rglob("*") if path.is_file()]
+        assert {str(path.relative_to(run.folder / "files")): path.read_bytes() for path in arrived} == contents
 
 
-def test_a_connection_that_is_cut_goes_on_where_it_was(place: SshRuns, start: Start) -> None:
+def test_a_connection_that_is_cut_goes_on_where_it_was(start: Start, find: Find) -> None:
     """Each line once, in order, and it is said. The run prints no more until its connection has been cut."""
-    run = start("train", 150, held=(20, 90))
+    process = start("train", 150, held=(20, 90))
     said: list[str] = []
     entries = []
-    following = follow(place, "train", "output", Losses(place.name, "train", said.append))
+    run = find("train")
+    following = follow(run, "output", Losses(run, said.append))
     while True:
         try:
             entries.append(next(following))
         except StopIteration as end:
-            state = end.value
+            facts = end.value
             break
         if len(entries) in (20, 90):
-            assert place._connection
-            place._connection.kill()
-            assert run.stdin
-            run.stdin.write("go on\n")
-            run.stdin.flush()
+            assert run.there and run.there._connection
+            run.there._connection.kill()
+            assert process.stdin
+            process.stdin.write("go on\n")
+            process.stdin.flush()
 
-    assert texts(entries) == [f"line {n}\n" for n in range(150)]
-    assert (state.phase, state.status) == ("ended", 0)
+    assert [entry.fields["text"] for entry in entries] == [f"line {n}\n" for n in range(150)]
+    assert (facts.phase, facts.status) == ("ended", 0)
     assert sum("answers again" in each for each in said) == 2
 
 
 def test_a_machine_that_falls_silent_is_said_to_be_lost(
-    place: SshRuns, start: Start, server: Server, request: pytest.FixtureRequest
+    find: Find, start: Start, server: Server, request: pytest.FixtureRequest
 ) -> None:
     """As one does whose power fails: nothing is closed, nothing answers."""
     start("train", 1000, 0.1)
@@ -172,8 +166,8 @@ def test_a_machine_that_falls_silent_is_said_to_be_lost(
     def end(text: str) -> None:
         raise RuntimeError(text)
 
-    losses = Losses(place.name, "train", end)
-    following = follow(place, "train", "output", losses)
+    run = find("train")
+    following = follow(run, "output", Losses(run, end))
     next(following)
     processes = [server.process.pid, *descendants(server.process.pid)]
 
@@ -236,23 +230,12 @@ def test_a_pointer_leads_to_the_machine(
     assert f"Run train-1 was started on {host.name}, which did not answer; it may still run there." in (
         capfd.readouterr().err
     )
+    (tmp_path / "here" / "skyward" / "runs" / "train-1" / "there.jsonl").unlink()
     assert main(["ps"]) == 6
     listed = capfd.readouterr()
     assert f"skyward: runs on {host.name} cannot be read: " in listed.err
     (row,) = [line for line in listed.out.splitlines() if line.startswith("train-1")]
     assert "machine lost" in row
-
-
-def test_a_machine_without_a_program_that_this_takes_says_so(site: Site, there: Path, tmp_path: Path) -> None:
-    """Before anything is asked."""
-    (tmp_path / "programs").mkdir()
-    for name in ("sh", "id"):
-        (tmp_path / "programs" / name).symlink_to(f"/bin/{name}")
-    server = site.serve(f"SetEnv=PATH={tmp_path}/programs XDG_STATE_HOME={there.parents[1]}")
-    place = SshRuns(site.host(server, site.known(server)))
-
-    with pytest.raises(ProviderError, match="there is no base64 on its PATH"):
-        place.names()
 
 
 def test_results_are_fetched_before_the_machine_is_gone(
@@ -280,45 +263,3 @@ def test_results_are_fetched_before_the_machine_is_gone(
     assert (tmp_path / "got" / "files" / "a" / "weights").read_bytes() == weights.read_bytes()
     assert main(["logs", "train"]) == 0
     assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
-
-
-def test_a_file_is_fetched_in_parts(place: SshRuns, there: Path, tmp_path: Path) -> None:
-    """What has arrived before a cut is not fetched again; what has changed since is."""
-    folder = there / "train" / "files"
-    folder.mkdir(parents=True)
-    (folder / "weights").write_bytes(bytes(range(256)) * 16_000)
-    (tmp_path / "got").mkdir()
-    part = tmp_path / "got" / "weights.skyward-part"
-    part.write_bytes((folder / "weights").read_bytes()[:3_000_000])
-    said: list[str] = []
-    losses = Losses(place.name, "train", said.append)
-    asked = []
-    read = place.read
-
-    def cut_once(path: str, offset: int = 0, limit: int = CHUNK) -> bytes | None:
-        asked.append(offset)
-        if len(asked) == 1:
-            assert place._connection
-            place._connection.kill()
-        return read(path, offset, limit)
-
-    place.read = cut_once  # type: ignore[method-assign]
-    fetch(place, "train/files", tmp_path / "got", losses, lambda _: None)
-
-    assert (tmp_path / "got" / "weights").read_bytes() == (folder / "weights").read_bytes()
-    assert asked[:2] == [3_000_000, 3_000_000]
-    assert [each.rpartition(" ")[2] for each in said] == ["again.", "again."]
-    assert not part.exists()
-    (folder / "weights").write_bytes(b"other")
-    part.write_bytes(b"half of something else")
-    fetch(place, "train/files", tmp_path / "got", losses, lambda _: None)
-    assert (tmp_path / "got" / "weights").read_bytes() == b"other"
-
-
-def test_no_name_of_a_machine_leads_out_of_the_directory(place: SshRuns, tmp_path: Path) -> None:
-    """Whatever it says."""
-    place.files = lambda path: [FileFacts("../../.bashrc", 5)]  # type: ignore[method-assign] # noqa: ARG005  # type: ignore[method-assign]
-
-    with pytest.raises(ProviderError, match="would lie outside of"):
-        fetch(place, "train/files", tmp_path / "got", Losses("", "train", print), lambda _: None)
-    assert not (tmp_path / ".bashrc").exists()

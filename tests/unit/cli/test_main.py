@@ -112,7 +112,7 @@ def test_an_interrupt_is_status_130(failing: None) -> None:
     assert main(["fail", "interrupt"]) == 130
 
 
-@pytest.mark.parametrize("module", ["click", "skyward.cli.results", "skyward.runs.place"])
+@pytest.mark.parametrize("module", ["click", "skyward.cli.results", "skyward.runs.find"])
 def test_an_interrupt_while_a_command_is_loaded_has_no_traceback(module: str) -> None:
     """Whatever is imported at that moment."""
     code = (

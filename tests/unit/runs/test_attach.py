@@ -149,10 +149,11 @@ def test_logs_of_a_kept_pool_show_all_its_programs(runs: Path, capfd: Output) ->
 
 @pytest.mark.parametrize(("name", "of"), [("warm", "Pool bbbb0001"), ("bbbb0001", "Pool bbbb0001"), ("z-1", "Run z-1")])
 def test_logs_of_a_node_that_is_not_there_say_which_are(name: str, of: str, runs: Path, capfd: Output) -> None:
-    """Those that have printed, and those that were ready; one that is there and has printed nothing is no error."""
-    _with_pool(runs, "z-1", "bbbb0001", "warm", "first", 1, ready=2)
+    """One that was ready and has printed nothing is no error."""
+    _with_pool(runs, "z-1", "bbbb0001", "warm", "first", 1)
+    _with_pool(runs, "z-1", "bbbb0001", "warm", "", 1, ready=2)
 
-    for node, status, out in (("0", 0, "[0] first\n"), ("2", 0, ""), ("9", 2, "")):
+    for node, status, out in (("0", 0, "[0] first\n[0] \n"), ("2", 0, ""), ("9", 2, "")):
         assert main(["logs", name, "--node", node]) == status
         said = capfd.readouterr()
         assert said.out == out
@@ -160,14 +161,13 @@ def test_logs_of_a_node_that_is_not_there_say_which_are(name: str, of: str, runs
 
 
 def test_damaged_lines_lose_only_themselves(start: Start, runs: Path, capfd: Output) -> None:
-    """Which is said; a record that begins with one is refused."""
+    """A record that begins with one is refused."""
     start("train-1").wait()
     path = runs / "train-1" / "run.jsonl"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\nx\xff{\n", 1))
 
     assert main(["result", "train-1"]) == 0
-    said = capfd.readouterr().err
-    assert "ended with status 0" in said and "damaged lines (1)" in said
+    assert "ended with status 0" in capfd.readouterr().err
     path.write_bytes(b"x" + path.read_bytes())
     assert main(["result", "train-1"]) == 6
     assert "The record of run train-1 on this machine cannot be read" in capfd.readouterr().err

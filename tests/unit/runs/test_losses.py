@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from skyward.errors import HostLostError
+from skyward.model.ssh import SshHost
 from skyward.runs import follow
+from skyward.runs.find import Run
 from skyward.runs.follow import Losses
+from skyward.runs.there import RunsThere
 
 
-def test_a_question_is_asked_until_it_is_answered_or_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_asked_until_it_is_answered_or_patience_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loss is told of once, and its end."""
     monkeypatch.setattr(follow, "_RETRY_S", 0.001)
     said: list[str] = []
@@ -20,7 +27,7 @@ def test_a_question_is_asked_until_it_is_answered_or_patience_ends(monkeypatch: 
             return answer
         raise HostLostError("gpu1 does not answer.")
 
-    losses = Losses("gpu1", "train", said.append)
+    losses = Losses(Run(name="train", folder=tmp_path, there=RunsThere(SshHost(host="gpu1"))), said.append)
     assert [losses.outlast(ask), losses.outlast(ask)] == [3, 4]
     lost, again = said
     assert "Run train may still run there" in lost and again == "gpu1 answers again."
