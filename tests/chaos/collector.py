@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
+import socketserver
 import threading
 import time
 from collections import defaultdict
@@ -15,70 +15,53 @@ from tests.chaos.history import Run
 _READ = 1 << 20
 
 
-class Collector:
+class Collector(socketserver.ThreadingTCPServer):
     """Listens on one address from its creation to `close`.
 
     Attributes:
         address: where nodes reach it.
     """
 
+    daemon_threads = True
+    request_queue_size = 128
+
     def __init__(self, host: str) -> None:
-        self._listener = socket.create_server((host, 0), backlog=128)
-        name = self._listener.getsockname()
-        self.address: tuple[str, int] = (str(name[0]), int(name[1]))
-        self._received: dict[socket.socket, bytearray] = {}
-        self._ended: list[bytearray] = []
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._wake, self._woken = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._receive, name="chaos-collector", daemon=True)
+        super().__init__((host, 0), _Connection)
+        self.address: tuple[str, int] = (str(self.server_address[0]), int(self.server_address[1]))
+        self.received: dict[socket.socket, bytearray] = {}
+        self.open: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="chaos-collector", daemon=True)
         self._thread.start()
 
     def wait_ended(self, within_s: float) -> int:
         """Wait until every process that has ever connected has ended; how many have not in time."""
         deadline = time.monotonic() + within_s
-        while self._received and time.monotonic() < deadline:
+        while self.open and time.monotonic() < deadline:
             time.sleep(0.02)
-        return len(self._received)
+        return len(self.open)
 
     def close(self) -> tuple[Run, ...]:
         """Stop listening; all runs that were told of, in no particular order."""
-        self._wake.close()
+        self.shutdown()
         self._thread.join()
-        return tuple(run for data in (*self._ended, *self._received.values()) for run in parse(bytes(data)))
+        self.server_close()
+        return tuple(run for data in list(self.received.values()) for run in parse(bytes(data)))
 
-    def _receive(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                found = key.fileobj
-                assert isinstance(found, socket.socket)
-                if found is self._woken:
-                    self._end()
-                    return
-                if found is self._listener:
-                    connection, _ = self._listener.accept()
-                    self._received[connection] = bytearray()
-                    self._selector.register(connection, selectors.EVENT_READ)
-                else:
-                    self._read(found)
 
-    def _read(self, connection: socket.socket) -> None:
+class _Connection(socketserver.BaseRequestHandler):
+    server: Collector
+
+    def handle(self) -> None:
+        """Read what one process tells until it ends."""
+        received = self.server.received[self.request] = bytearray()
+        self.server.open.add(self.request)
         try:
-            data = connection.recv(_READ)
+            while data := self.request.recv(_READ):
+                received += data
         except OSError:  # its host lost power
-            data = b""
-        if data:
-            self._received[connection] += data
-            return
-        self._selector.unregister(connection)
-        connection.close()
-        self._ended.append(self._received.pop(connection))
-
-    def _end(self) -> None:
-        for connection in (self._listener, self._woken, *self._received):
-            connection.close()
-        self._selector.close()
+            pass
+        finally:
+            self.server.open.discard(self.request)
 
 
 def parse(data: bytes) -> Iterator[Run]:

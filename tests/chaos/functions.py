@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 
 import skyward as sky
 from tests.chaos.history import ALWAYS
@@ -68,48 +67,3 @@ def thrice(number: int, collector: Address, milliseconds: float, data: bytes) ->
 def always(number: int, collector: Address, milliseconds: float, data: bytes) -> tuple[int, bytes]:
     """A call that must get a result."""
     return _run(number, collector, milliseconds, data)
-
-
-@sky.compute
-def nothing() -> None:
-    """As little as a call can do."""
-
-
-@sky.compute
-def pid() -> int:
-    return os.getpid()
-
-
-@sky.compute
-def fails(number: int) -> None:
-    raise ValueError(f"number {number}")
-
-
-@sky.compute
-def counts(number: int) -> Iterator[int]:
-    yield from range(number, number + 1000)
-
-
-@sky.compute
-def waits(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-@sky.compute
-def reduces(number: int, collector: Address, rounds: int) -> tuple[list[tuple[int, str]], float]:
-    """Reduce over all ranks many times; the members of the group as this rank sees them, and the sum."""
-    import torch
-    import torch.distributed as dist
-
-    _tell(collector, f"B {number}")
-    mine = (dist.get_rank(), _PROCESS)
-    members: list[tuple[int, str]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(members, mine)
-    total = torch.zeros(())
-    for each in range(rounds):
-        part = torch.tensor(float(dist.get_rank() + each))
-        dist.all_reduce(part)
-        total += part
-        time.sleep(0.002)
-    _tell(collector, f"E {number}")
-    return members, float(total)

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from scripts.stand import faults
 from scripts.stand.place import Host
@@ -107,10 +108,11 @@ def container(command: str, pool: Callable[[], str], lasts_s: tuple[float, float
         docker(command, victim)
         if lasts_s is None:
             return victim, None, 0.0
-        return victim, lambda: _quietly("un" + command, victim), chance.uniform(*lasts_s)
 
-    def _quietly(*words: str) -> None:
-        docker(*words)
+        def go_on() -> None:
+            docker("un" + command, victim)
+
+        return victim, go_on, chance.uniform(*lasts_s)
 
     return Strike(f"{command} container", begin)
 
@@ -138,46 +140,40 @@ def kill_sshd(hosts: Sequence[Host]) -> Strike:
 
 
 class Killer:
-    """Strikes every `interval_s` seconds from `start` to `stop`, in a thread of its own; `stop` takes all back.
+    """Strikes every `interval_s` seconds while a `with` block runs, in a thread of its own; its end takes all back.
 
-    It stops by itself after `most` faults. While `may_strike` says no, it leaves faults out.
+    While `may_strike` says no, it leaves faults out.
+
+    Attributes:
+        faults: what was done.
     """
 
-    def __init__(
-        self, strikes: Sequence[Strike], seed: str, interval_s: float, most: int, may_strike: Callable[[], bool]
-    ) -> None:
-        self._strikes, self._interval_s, self._most, self._may_strike = strikes, interval_s, most, may_strike
+    def __init__(self, strikes: Sequence[Strike], seed: str, interval_s: float, may_strike: Callable[[], bool]) -> None:
+        self.faults: list[Fault] = []
+        self._strikes, self._interval_s, self._may_strike = strikes, interval_s, may_strike
         self._chance = random.Random(seed)
-        self._faults: list[Fault] = []
         self._pending: list[tuple[float, Callable[[], None]]] = []
         self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="chaos-killer", daemon=True)
+        self._threads = ThreadPoolExecutor(1, "chaos-killer")
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def __enter__(self) -> Self:
+        self._work = self._threads.submit(self._run)
+        return self
 
-    def stop(self) -> tuple[Fault, ...]:
-        """Take all faults back; what was done."""
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return tuple(self._faults)
+        self._threads.shutdown()
+        self._work.result()
 
     def _run(self) -> None:
         try:
             following = time.monotonic() + self._interval_s
-            while not self._over.is_set():
+            while not self._over.wait(0.01):
                 self._take_back(time.monotonic())
-                if time.monotonic() >= following and len(self._faults) < self._most:
+                if time.monotonic() >= following:
                     following += self._interval_s
                     if self._may_strike():
                         self._strike()
-                self._over.wait(0.01)
-        except BaseException as error:
-            self._error = error
         finally:
             self._take_back(float("inf"))
 
@@ -188,7 +184,7 @@ class Killer:
         if done is None:  # there is no such process at this moment
             return
         victim, back, lasts_s = done
-        self._faults.append(Fault(strike.kind, victim, at, lasts_s))
+        self.faults.append(Fault(strike.kind, victim, at, lasts_s))
         if back is not None:
             self._pending.append((time.monotonic() + lasts_s, back))
 
@@ -197,24 +193,6 @@ class Killer:
         self._pending = [item for item in self._pending if item[0] > until]
         for _, back in due:
             back()
-
-
-@contextmanager
-def striking(
-    strikes: Sequence[Strike],
-    seed: str,
-    interval_s: float,
-    most: int = 1 << 30,
-    may_strike: Callable[[], bool] = lambda: True,
-) -> Iterator[Killer]:
-    """A killer at work; all is taken back at the end, whatever happens."""
-    killer = Killer(strikes, seed, interval_s, most, may_strike)
-    killer.start()
-    try:
-        yield killer
-    finally:
-        killer._over.set()
-        killer._thread.join()
 
 
 def docker(*words: str) -> str:

@@ -106,7 +106,7 @@ def held() -> tuple[int, int]:
 
 
 def _look(place: Place, pool: str, token: str, before: tuple[int, int]) -> list[str]:
-    found = [f"{process.role} process {process.pid} ({_state(process.pid)})" for process in processes(token)]
+    found = [f"{process.role} process {process.pid}" for process in processes(token)]
     directories = [base / f"skyward-{pool}" for base in {runtime_base(), temporary_base()}]
     found += [f"directory {path}" for path in directories if path.exists()]
     found += place.left(pool)
@@ -116,18 +116,6 @@ def _look(place: Place, pool: str, token: str, before: tuple[int, int]) -> list[
     if now[1] > before[1]:
         found.append(f"{now[1] - before[1]} threads of the client ({', '.join(t.name for t in threading.enumerate())})")
     return found
-
-
-def _state(pid: int) -> str:
-    """What a process does, and since when: whoever is left tells by that why."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        waits = Path(f"/proc/{pid}/wchan").read_text()
-        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
-    except OSError:
-        return "just ended"
-    return f"state {fields[0]} in {waits}, child of {fields[1]}, {threads} threads, {age_s:.1f} s old"
 
 
 def _descriptors() -> list[str]:

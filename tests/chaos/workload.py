@@ -10,6 +10,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cache
@@ -20,7 +21,7 @@ from skyward.errors import TaskCancelledError, WorkerLostError
 from tests.chaos import functions
 from tests.chaos.collector import Collector, collecting
 from tests.chaos.history import ALWAYS, Call, Fault, History, Line, Outcome, shown, violations
-from tests.chaos.killers import VARIABLE, Strike, striking
+from tests.chaos.killers import VARIABLE, Killer, Strike
 from tests.chaos.places import LEASE_S, Place, held, leftovers
 
 CLIENTS = 4  # threads that submit calls
@@ -101,10 +102,7 @@ class Client:
 
     def _gather(self, size: int, _limit: float) -> None:
         made = [self._make(functions.always, ALWAYS) for _ in range(size)]
-        stream = self._chance.random() < 0.5
-        gathered = sky.gather(*(call for _, _, call in made), stream=True) if stream else sky.gather(
-            *(call for _, _, call in made)
-        )  # fmt: skip
+        gathered: Any = sky.gather(*(call for _, _, call in made), stream=self._chance.random() < 0.5)  # type: ignore[call-overload]
         left = list(made)
         try:
             for value in gathered >> self._pool:
@@ -229,19 +227,18 @@ def _under_faults(
         """Whether all nodes but one are up: a pool that has lost all of its hosts rightly refuses calls."""
         return pool.current_nodes() >= pool._settings.nodes.desired - 1
 
-    with striking(strikes, seed, interval_s, may_strike=nearly_whole) as killer:
+    with Killer(strikes, seed, interval_s, nearly_whole) as killer:
         threads = [threading.Thread(target=client.run, args=(share, limit), daemon=True) for client in clients]
         for thread in threads:
             thread.start()
         while any(t.is_alive() for t in threads) and len(recorder.outcomes) < 0.9 * calls and time.monotonic() < limit:
             time.sleep(0.02)
-        faults = killer.stop()
     quiet_at = time.monotonic()
     for thread in threads:
         thread.join(max(0.0, quiet_at + SETTLE_S - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         faulthandler.dump_traceback(2)  # a deadlock's first witness
-    return faults, quiet_at, _whole(pool, quiet_at)
+    return tuple(killer.faults), quiet_at, _whole(pool, quiet_at)
 
 
 def _whole(pool: sky.ComputePool, quiet_at: float) -> float | None:
@@ -254,22 +251,12 @@ def _whole(pool: sky.ComputePool, quiet_at: float) -> float | None:
 
 
 def _figures(history: History, took_s: float, whole_s: float | None, closed_s: float) -> dict[str, Any]:
-    kinds = [outcome.kind for outcome in history.outcomes]
-    per_fault: dict[str, int] = {}
-    for fault in history.faults:
-        per_fault[fault.kind] = per_fault.get(fault.kind, 0) + 1
-    again = len(history.runs) - len({run.number for run in history.runs})
-    begun = {run.number for run in history.runs}
     return {
         "calls": len(history.calls),
-        "results": kinds.count("result"),
-        "lost": kinds.count("lost"),
-        "lost before they had begun": sum(o.kind == "lost" and o.number not in begun for o in history.outcomes),
-        "cancelled": kinds.count("cancelled"),
+        **Counter(outcome.kind for outcome in history.outcomes),
         "runs": len(history.runs),
-        "runs again, with retries": again,
         "lines": len(history.lines),
-        "faults": per_fault,
+        "faults": dict(Counter(fault.kind for fault in history.faults)),
         "seconds": round(took_s, 1),
         "whole again after, s": None if whole_s is None else round(whole_s, 1),
         "left in, s": round(closed_s, 1),

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 
 from scripts.stand.place import Stand
-from tests.chaos import collective, places, workload
+from tests.chaos import places, workload
 from tests.chaos.workload import Result
 
 SEED = os.environ.get("SEED", "1")
 CALLS = int(os.environ.get("CALLS", "1500"))
-ROUNDS = CALLS // 500
 INTERVAL_S = 0.5  # between faults, so that the shorter run has some
 
 
@@ -36,8 +35,3 @@ def test_calls_on_containers_that_are_killed_and_stopped() -> None:
 def test_calls_on_hosts_that_are_cut_off(stand: Stand) -> None:
     """The same for links and SSH servers."""
     check(workload.run(places.three_hosts(stand), CALLS, SEED, interval_s=INTERVAL_S))
-
-
-def test_a_group_of_ranks_under_kills() -> None:
-    """Each round has the right sums of one group, or is lost and says so."""
-    check(collective.run(ROUNDS, SEED))
