@@ -45,7 +45,7 @@ LARGE = frozenset(
         "test_kubernetes test_kubernetes_conformance test_kubernetes_failures test_slurm test_slurm_conformance",
         "test_aws test_gcp test_clouds test_rented_runs test_budget",
         # frameworks: torch and joblib stay
-        "test_dask test_jax test_keras test_tensorflow test_ray test_ssh_frameworks test_framework_failures",
+        "test_dask test_jax test_keras test_ray test_ssh_frameworks test_framework_failures",
         # engines, networks and hosts that are stopped, cut or set up anew
         "test_engine_setup test_engines test_podman test_frozen_engine test_stalls test_networks",
         "test_ssh_faults test_ssh_ways test_ssh_clients test_ssh_trust test_look_over_ssh test_runs_over_ssh",

@@ -7,18 +7,9 @@ import sys
 from typing import Any
 
 import skyward as sky
+from tests.e2e.jax_functions import digits
 
 TRAINED_ON = 1440  # of 1,797 digits; a multiple of the ranks, so that all have parts of one length
-
-
-def digits() -> tuple[Any, Any]:
-    """The handwritten digits that scikit-learn ships, mixed, so that every part is like the others."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(x))
-    return (x[order] / 16).astype("float32"), y[order]
 
 
 def compiled() -> Any:

@@ -61,13 +61,3 @@ def test_a_guide_runs_on_containers(path: Path) -> None:
     found = re.search(pattern, done.stdout, re.MULTILINE)
     assert found, done.stdout
     assert least is None or float(found.group(1)) >= least
-
-
-def test_a_provider_that_is_not_there_is_named() -> None:
-    """Before anything is created, with the ways to choose."""
-    program = [sys.executable, str(GUIDES / "06_pytorch_distributed.py"), "--provider", "nowhere"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode == 2
-    assert "invalid choice: 'nowhere'" in done.stderr
-    assert "docker" in done.stderr

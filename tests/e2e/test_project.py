@@ -84,28 +84,3 @@ def test_a_workspace_as_its_lock_has_it(built: Built, tmp_path: Path, monkeypatc
         "None",
     ]
     assert built.made_anew() == ["project workspace-app"]
-
-
-def test_members_with_sources_of_their_own(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that takes another from the workspace, and a project from a path, is built without their folders."""
-    root = tmp_path / "work"
-    for path, module, needs, more in (
-        ("members/first", "first_member", "", ""),
-        ("outside", "outside_member", "", ""),
-        (
-            "members/second",
-            "second_member",
-            '"first-member", "outside-member"',
-            "[tool.uv.sources]\nfirst-member = { workspace = true }\noutside-member = { path = '../../outside' }\n",
-        ),
-    ):
-        (root / path).mkdir(parents=True)
-        text = PROJECT.format(name=module.replace("_", "-"), needs=needs, module=module) + more
-        (root / path / "pyproject.toml").write_text(text.replace("version =", 'description = "x"\nversion ='))
-        (root / path / f"{module}.py").write_text('"""Member."""\n')
-    (root / "pyproject.toml").write_text('[tool.uv.workspace]\nmembers = ["members/*"]\n')
-    subprocess.run([uv.find_uv_bin(), "lock", "--quiet", "--no-index"], cwd=root, check=True)
-    monkeypatch.chdir(root)
-    say = "import first_member, second_member, outside_member; print('there')"
-    plan = built(sky.Image.from_project(".", package="second-member"))
-    assert built.run(plan, say).split() == ["there"]

@@ -11,8 +11,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BuildError
-from tests.e2e.building import PYTHON, Built
-from tests.unit.builder.wheels import make_sdist, make_wheel
+from tests.e2e.building import Built
+from tests.unit.builder.wheels import make_sdist
 
 SYSTEM = '[build-system]\nrequires = ["setuptools>=61"]\nbuild-backend = "setuptools.build_meta"\n'
 PROJECT = '[project]\nname = "{0}"\nversion = "1.0"\n[tool.setuptools]\npy-modules = ["{0}"]\n'
@@ -74,16 +74,3 @@ def test_what_a_build_asks_for_and_the_lock_does_not_have(built: Built, folder: 
     make_sdist(folder, name, "1.0", {"setup.py": setup})
     with pytest.raises(BuildError, match=r"'six', which the lock does not have"):
         built(sky.Image(pip=[name]))
-
-
-def test_wheels_for_the_library_that_the_base_has(built: Built, folder: Path) -> None:
-    """A wheel for a newer glibc than most is locked where the base has it; of two that fit either may be installed."""
-    modern, both = f"modern{secrets.token_hex(4)}", f"both{secrets.token_hex(4)}"
-    tag = f"cp{PYTHON.replace('.', '')}-cp{PYTHON.replace('.', '')}-manylinux_2_{{}}_x86_64"
-    make_wheel(folder, modern, "1.0", tag=tag.format(31))
-    for minor in (28, 34):
-        make_wheel(folder, both, "1.0", tag=tag.format(minor))
-    plan = built(sky.Image(pip=[modern, both]))
-    assert built.run(plan, f"import {modern}, {both}; print({modern}.version, {both}.version)") == "1.0 1.0\n"
-    assert plan.lock
-    assert not any(package.is_source for package in plan.lock.packages)

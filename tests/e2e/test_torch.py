@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import subprocess
 from collections.abc import Callable, Iterator
@@ -105,36 +104,6 @@ def test_the_decorator_makes_the_group_in_a_pool_without_plugin(plain_pool: sky.
         functions.decorated_above() >> plain_pool
 
 
-def test_the_documents_first_form_returns_a_trained_model() -> None:
-    """Decorator, pool around a function, an init of its own, and `@ sky`; with the plugin as well."""
-    data = functions.digits()
-
-    @sky.pool(provider=sky.Docker(), nodes=2, image=IMAGE, plugins=[sky.plugins.torch(backend="gloo")])
-    def main() -> list[Any]:
-        return functions.train_as_elsewhere(data) @ sky
-
-    first, second = main()
-
-    assert same([first.state_dict(), second.state_dict()])
-    assert functions.accuracy(first) > 0.8
-
-
-def test_a_module_goes_there_and_back(plain_pool: sky.ComputePool) -> None:
-    """As argument and as result, with what it has learned, to all nodes at once."""
-    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.BatchNorm1d(512), torch.nn.Linear(512, 10))
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-
-    results = functions.wider(model, 2.0) @ plain_pool
-
-    for back, device in results:
-        assert type(back) is type(model)
-        assert device == "cpu"
-        for name, value in back.state_dict().items():
-            scale = 1 if "running" in name or "tracked" in name else 2
-            assert torch.equal(value, expected[name] * scale)
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-
-
 def test_a_client_without_torch_needs_none(script: Callable[..., subprocess.Popen[str]]) -> None:
     """Where no tensor crosses, functions that use torch are sent, run and answered without it."""
     program = script(
@@ -162,29 +131,6 @@ def test_a_client_without_torch_needs_none(script: Callable[..., subprocess.Pope
     out, err = program.communicate(timeout=500)
 
     assert out == "[[3.0, 6.0], [3.0, 6.0]]\n", err
-
-
-@pytest.mark.large  # its image has Transformers
-def test_the_trainer_trains_on_both_ranks(hub_pool: sky.ComputePool) -> None:
-    """It finds the group, both ranks end with the same bits, and the loss goes down."""
-    texts, labels = descriptions()
-
-    first, second = functions.fine_tune(texts, labels) @ hub_pool
-
-    assert [(r["rank"], r["world"]) for r in (first, second)] == [(0, 2), (1, 2)]
-    assert same([first["state"], second["state"]])
-    assert first["losses"][-1] < 0.8 * first["losses"][0] < 0.8
-
-
-def descriptions() -> tuple[list[str], list[int]]:
-    """Lines of what scikit-learn says of two of its data sets, and which of both they are about."""
-    from sklearn.datasets import load_breast_cancer, load_diabetes
-
-    found: list[tuple[str, int]] = []
-    for label, load in enumerate((load_breast_cancer, load_diabetes)):
-        lines = [" ".join(re.findall(r"[a-z]+", line.lower())) for line in load().DESCR.splitlines()]
-        found += [(line, label) for line in lines if len(line.split()) >= 3]
-    return [text for text, _ in found], [label for _, label in found]
 
 
 def test_ranks_of_one_node_form_one_group() -> None:

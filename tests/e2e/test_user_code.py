@@ -76,13 +76,6 @@ def test_a_forked_child_ends_as_any_process_does(
     printed.until(out="from the child", err=str(error) if status == 1 else "")
 
 
-def test_processes_of_multiprocessing_work_as_ever(pool: sky.ComputePool) -> None:
-    """They are forked, too, and never come back to the worker's code."""
-    for _ in range(3):
-        assert functions.squares(list(range(20))) >> pool == [number * number for number in range(20)]
-    assert functions.process_status(5) >> pool == 5
-
-
 # a node that is told to end ----------------------------------------------------------------------------------------
 
 

@@ -154,36 +154,6 @@ def on_one_node_too() -> tuple[int, float]:
 
 
 @sky.compute
-@sky.integrations.torch()
-def train_as_elsewhere(data: tuple[Any, Any]) -> Any:
-    """The form of the first document: data as an argument, an init of its own, the model as the result."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group(backend="nccl")
-    info = sky.instance_info()
-    assert info is not None
-    assert info.is_head == (dist.get_rank() == 0)
-    x, y = sky.shard(*data, shuffle=True, seed=42, drop_last=True)
-    torch.manual_seed(0)
-    model = DDP(torch.nn.Linear(FEATURES, CLASSES).double())
-    trained(model, iter([(x, y)] * 60))
-    return model.module
-
-
-@sky.compute
-def wider(model: Any, scale: float) -> tuple[Any, str]:
-    """A module as argument and as result; and where its parameters were."""
-    import torch
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= scale
-    return model, str(next(model.parameters()).device)
-
-
-@sky.compute
 def without_torch(values: list[int]) -> int:
     return sum(values)
 
@@ -196,48 +166,3 @@ def token_of_the_hub() -> tuple[str | None, str | None, bool]:
     from huggingface_hub import constants, get_token
 
     return get_token(), os.environ.get("HF_TOKEN"), Path(constants.HF_TOKEN_PATH).exists()
-
-
-@sky.compute
-@sky.integrations.transformers
-def fine_tune(texts: list[str], labels: list[int]) -> dict[str, Any]:
-    """A tiny BERT, trained from nothing by the Trainer on all ranks; nothing is downloaded."""
-    import tempfile
-
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-
-    words = sorted({word for text in texts for word in text.split()})
-    number = {word: index + 1 for index, word in enumerate(words)}
-    width = max(len(text.split()) for text in texts)
-    rows = []
-    for text, label in zip(texts, labels, strict=True):
-        ids = [number[word] for word in text.split()]
-        padding = width - len(ids)
-        rows.append(
-            {"input_ids": ids + [0] * padding, "attention_mask": [1] * len(ids) + [0] * padding, "labels": label}
-        )
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=len(words) + 1, max_position_embeddings=width, num_labels=2, **sizes)
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = TrainingArguments(
-            output_dir=directory,
-            max_steps=40,
-            per_device_train_batch_size=8,
-            learning_rate=5e-3,
-            average_tokens_across_devices=False,  # with it the loss of a classifier is multiplied by the world size
-            dataloader_pin_memory=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            logging_steps=10,
-        )
-        trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=rows)
-        trainer.train()
-    return {
-        "rank": arguments.process_index,
-        "world": arguments.world_size,
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "state": {name: value.cpu() for name, value in trainer.model.state_dict().items()},
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -77,25 +76,6 @@ def fork_in_generator() -> Iterator[int]:
         os.waitpid(child, 0)
     yield 2
     yield 3
-
-
-@sky.compute
-def squares(numbers: list[int]) -> list[int]:
-    """Pools of processes, which fork."""
-    with multiprocessing.get_context("fork").Pool(2) as processes:
-        return processes.map(_square, numbers)
-
-
-@sky.compute
-def process_status(status: int) -> int | None:
-    process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(status,))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
-def _square(number: int) -> int:
-    return number * number
 
 
 # a node that is told to end ----------------------------------------------------------------------------------------
