@@ -239,11 +239,6 @@ class Engine:
         """Return whether containers can get GPUs here; None if only trying shows that."""
         return gives_gpus(self.info, self._pid)
 
-    def has_bridge(self) -> bool:
-        """Return whether the engine can create container networks on this machine."""
-        with engine_call("list networks", self.url):
-            return bool(self._api.networks(filters={"driver": "bridge"}))
-
     def _run(self, spec: ContainerSpec, limits: Mapping[str, int]) -> Container:
         with engine_call(f"start container {spec.name} from image {spec.image}", self.url):
             container_id = create(self._api, spec, limits)

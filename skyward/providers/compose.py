@@ -130,7 +130,6 @@ class ComposeAllocation(Allocation):
         self.taken: list[Taken] = []
         self._image: str | None = None  # the image with which this pool has brought the project up
         self._reaper: Reaper | None = None  # set if this pool is to bring the project down
-        self._started: set[int] = set()
         self._lock = threading.Lock()
 
     @cached_property
@@ -154,7 +153,7 @@ class ComposeAllocation(Allocation):
         if self.project.is_up():
             self._take()
         else:
-            self.project.check()
+            self.project.command  # noqa: B018 - searches for the command, and caches the result
         return [ComposeHost(self, node) for node in range(request.nodes)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - the project is shared by all of them
@@ -194,25 +193,22 @@ class ComposeAllocation(Allocation):
         self.project.up(lock, **names, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
 
     def _take(self) -> None:
-        """Take as many nodes as the pool has, or none if there are not enough."""
+        """Take as many nodes as the pool has."""
         wanted, running = self.request.nodes, self._with_gpus()
         left = running if len(running) >= wanted else []
-        busy: list[Standby] = []
         while left and (missing := wanted - len(self.taken)):
-            busy += self._try(left[:missing])
+            self._try(left[:missing])
             left = left[missing:]
         if len(self.taken) < wanted:
-            self._refuse(running, busy)
+            self._refuse(running)
 
-    def _try(self, standbys: Sequence[Standby]) -> list[Standby]:
-        """Take these in parallel; return those that other clients hold. Errors are raised once all have been tried."""
+    def _try(self, standbys: Sequence[Standby]) -> None:
+        """Take those that no other client holds, in parallel. Errors are raised once all have been tried."""
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-take") as threads:
             tries = [threads.submit(take, self.project.address, standby) for standby in standbys]
-        taken = [each.result() for each in tries if each.exception() is None]
-        self.taken += filter(None, taken)
+        self.taken += [taken for each in tries if not each.exception() and (taken := each.result())]
         for each in tries:
             each.result()
-        return [standby for standby, each in zip(standbys, taken, strict=True) if each is None]
 
     def replace(self, lost: Host | None) -> Host:
         """Take a container of the project that no pool holds, possibly the lost one if it runs again.
@@ -243,20 +239,11 @@ class ComposeAllocation(Allocation):
         """Turn a container into the node.
 
         Raises:
-            ProviderError: it has ended, or another client has taken it.
+            ProviderError: it has ended.
         """
         with self._lock:
             self.check_open()
-            if number in self._started:  # its node was removed, which released the container
-                self.taken[number] = self._take_again(self.taken[number].standby)
-            self._started.add(number)
             return RunnerNode(launch, ComposeProcess(self.project.address, self.taken[number], launch))
-
-    def _take_again(self, standby: Standby) -> Taken:
-        taken = take(self.project.address, standby)
-        if taken is None:
-            raise ProviderError(f"Container {standby.name} was given back, and another client has taken it.")
-        return taken
 
     def release(self) -> None:
         """Release the nodes, and bring the project down if this pool brought it up.
@@ -275,20 +262,17 @@ class ComposeAllocation(Allocation):
         """Return the running containers with enough GPUs for a node of the pool."""
         return [each for each in self.project.nodes() if each.gpus >= self.request.gpus]
 
-    def _refuse(self, running: Sequence[Standby], busy: Sequence[Standby]) -> None:
-        name, file, wanted, gpus = self.project.name, self.project.file, self.request.nodes, self.request.gpus
-        if busy:
-            raise ProviderError(
-                f"The pool needs {wanted} nodes of project {name} ({file}); {len(running)} run, of which others "
-                f"have taken {len(busy)}: {', '.join(each.name for each in busy)}. Wait for their pools to end."
-            )
-        more = self._command_for_more()
-        if self._reaper is None:
-            more += ", and `docker compose up --detach` starts what does not run"
+    def _refuse(self, running: Sequence[Standby]) -> None:
+        wanted, gpus = self.request.nodes, self.request.gpus
         having = f" with {gpus} GPUs each" if gpus else ""
-        raise ProviderError(
-            f"The pool needs {wanted} nodes{having}; of project {name} ({file}) {len(running)} run. {more}."
-        )
+        needs = f"The pool needs {wanted} nodes{having} of project {self.project.name} ({self.project.file})"
+        if len(running) >= wanted:
+            raise ProviderError(
+                f"{needs}; {len(running)} run, of which others have taken {len(running) - len(self.taken)}. Wait for "
+                "their pools to end."
+            )
+        start = "" if self._reaper else ", and `docker compose up --detach` starts what does not run"
+        raise ProviderError(f"{needs}; {len(running)} run. {self._command_for_more()}{start}.")
 
     def _command_for_more(self) -> str:
         nodes, gpus, file = self.request.nodes, self.request.gpus, self._provider.file
@@ -326,6 +310,6 @@ class ComposeHost:
         """Turn the container into the node.
 
         Raises:
-            ProviderError: it has ended, or another client has taken it.
+            ProviderError: it has ended.
         """
         return self.allocation.start(self.node, launch)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from skyward.engine import Engine, EngineAddress, find_engine
-from skyward.engine.address import check_alive
 from skyward.engine.connection import runs
 from skyward.errors import EngineMissingError, ProviderError
 from skyward.nodes.access import exec_command
@@ -36,7 +35,8 @@ _NUMBER = "com.docker.compose.container-number"
 _SERVICE = "com.docker.compose.service"
 _UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
 _GRACE_S = 2  # for containers to end on their own
-_ASK_S = 3.0  # interval at which the engine is checked for being frozen: compose would wait forever
+_VERSION_LIMIT_S = 30.0
+_LOCK_LOOK_S = 0.2
 _LAST_LINES = 15
 _TAKE = (COMMAND[0], "-m", "skyward.runner.entry.standby", "take")
 _RELAY = (COMMAND[0], "-m", "skyward.runner.entry.relay")
@@ -115,24 +115,23 @@ class Project:
         """Lock the project, so that only one client at a time checks whether it is up and brings it up.
 
         Yields the lock's file descriptor, for `up`: compose holds the lock until it ends.
-        """
-        with self.file.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file.fileno()
-
-    def check(self) -> None:
-        """Check that the project can be brought up here.
 
         Raises:
-            ProviderError: Docker Compose is missing, or the engine has no bridge network.
+            ProviderError: another client holds it for longer than compose may take.
         """
-        self.command  # noqa: B018 - searches for the command, and caches the result
-        if not self.engine.has_bridge():
-            raise ProviderError(
-                f"The Docker engine at {self.address.url} has no bridge network (it runs with --bridge=none), and the "
-                f"nodes of {self.file} need one, on which each has an address. Use an engine with the default bridge, "
-                "or sky.Docker(), whose nodes share this machine's network."
-            )
+        deadline = time.monotonic() + _UP_LIMIT_S
+        with self.file.open() as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ProviderError(
+                            f"Another client has been bringing up {self.file} for {_UP_LIMIT_S:g} s. End its compose."
+                        ) from None
+                    time.sleep(_LOCK_LOOK_S)
+            yield file.fileno()
 
     def up(self, *locks: int, **variables: str) -> None:
         """Bring the project up; `variables` replace `${NAME}` in the file.
@@ -152,10 +151,9 @@ class Project:
     def _compose(
         self, words: Sequence[str], limit_s: float, variables: Mapping[str, str], locks: Sequence[int] = ()
     ) -> None:
-        command = [*self.command, "--file", str(self.file), "--project-name", self.name, *words]
         action = f"`{' '.join((*self.command, words[0]))}` of {self.file} (project {self.name})"
         with subprocess.Popen(
-            command,
+            [*self.command, "--file", str(self.file), "--project-name", self.name, *words],
             env={**os.environ, **variables, "DOCKER_HOST": self.address.url},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -166,7 +164,7 @@ class Project:
             start_new_session=True,  # Ctrl-C in the terminal reaches only the client
         ) as program:
             try:
-                said = self._output(program, limit_s)
+                said, _ = program.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 raise ProviderError(f"{action} did not end within {limit_s:g} s and was stopped.") from None
             finally:
@@ -176,27 +174,19 @@ class Project:
             last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
             raise ProviderError(f"{action} ended with exit status {program.returncode}. Its last lines:\n{last}")
 
-    def _output(self, program: subprocess.Popen[str], limit_s: float) -> str:
-        """Return compose's output when it ends; raise an error if it takes too long or the engine is frozen."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                return program.communicate(timeout=_ASK_S)[0]
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    raise
-            check_alive(self.address.path, self.address.url)
-
     @cached_property
     def command(self) -> tuple[str, ...]:
         """The command of Docker Compose: version 2 as part of the docker command, else docker-compose."""
         docker = os.environ.get("SKYWARD_DOCKER_CLI") or "docker"
         for command in ((docker, "compose"), ("docker-compose",)):
-            try:
-                done = subprocess.run([*command, "version"], capture_output=True, stdin=subprocess.DEVNULL, check=False)
-            except OSError:
-                continue
-            if done.returncode == 0:
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    [*command, "version"],
+                    capture_output=True,
+                    stdin=subprocess.DEVNULL,
+                    check=True,
+                    timeout=_VERSION_LIMIT_S,
+                )
                 return command
         raise ProviderError(
             f"{self.file} is not up, and there is no Docker Compose to bring it up: neither `{docker} compose` nor "

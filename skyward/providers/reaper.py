@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,6 +86,9 @@ def main() -> int:
     Returns:
         The exit status: 1 if the pool could not be destroyed within the hour.
     """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the client may have ignored or blocked them
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     client = os.getppid()
     size = int.from_bytes(_read(_SIZE))
     provider, pool_id = pickle.loads(_read(size))
