@@ -1,4 +1,4 @@
-"""The client's machine as the host of one pool's nodes: its ports, the platforms it can run, its GPUs.
+"""The client's machine as the host of one pool's nodes: its ports and its GPUs.
 
 The head's port is claimed so that no two pools on one machine get the same one: the client binds the UDP port with the
 same number on loopback. This works across processes and users, and the kernel releases the port when the client ends
@@ -11,32 +11,21 @@ import errno
 import functools
 import os
 import random
-import struct
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 
 from skyward.engine import Engine, visible_gpus
 from skyward.errors import EngineError, ProviderError
-from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator, fits
 from skyward.nodes.node import Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, sweep_orphans
 from skyward.runner.config import GPUS_VAR
 from skyward.system import socket
 
-_LOWEST, _HIGHEST = 10_000, 65_535
-_TRIES = 50  # ports chosen at random before all are tried in order
+_PORTS = range(10_000, 30_000)
+_TRIES = 200
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
-_CHUNK = 1 << 18
-_ENTRY = 0x400000
-# by platform: its machine number in ELF, and machine code that exits with status 0
-_EXITS = {
-    "linux/amd64": (62, bytes.fromhex("31ff b83c000000 0f05")),
-    "linux/arm64": (183, bytes.fromhex("000080d2 a80b80d2 010000d4")),
-}
 
 
 class LocalHost:
@@ -111,16 +100,14 @@ class PortClaim:
 
 
 def claim_port() -> PortClaim:
-    """Claim a free TCP port of this machine outside the kernel's range of ephemeral ports.
+    """Claim a free TCP port of this machine below the kernel's range of ephemeral ports.
 
     Raises:
         ProviderError: no port could be found.
     """
-    candidates = _candidates()
-    # unpredictable, and independent of user code that seeds `random`; shuffling all of them would take 0.1 s
-    chosen = random.SystemRandom()
-    first, start = chosen.sample(candidates, min(_TRIES, len(candidates))), chosen.randrange(len(candidates))
-    for port in chain(first, candidates[start:], candidates[:start]):
+    chosen = random.SystemRandom()  # unpredictable, and independent of user code that seeds `random`
+    for _ in range(_TRIES):
+        port = chosen.choice(_PORTS)
         holder = _hold(port)
         if holder is None:
             continue
@@ -128,18 +115,8 @@ def claim_port() -> PortClaim:
             return PortClaim(port, holder)
         holder.close()
     raise ProviderError(
-        f"No free port was found for a pool among all {len(candidates)} between {_LOWEST} and {_HIGHEST}. "
-        "See with `ss -ltnu` what holds them."
+        f"No free port was found for a pool between {_PORTS[0]} and {_PORTS[-1]}. See with `ss -ltnu` what holds them."
     )
-
-
-def _candidates(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
-    try:
-        low, high = map(int, setting.read_text().split())
-    except OSError:
-        low, high = 49_152, 65_535  # the registered range of ephemeral ports
-    outside = [*range(_LOWEST, low), *range(high + 1, _HIGHEST + 1)]
-    return outside or list(range(_LOWEST, _HIGHEST + 1))  # a machine may assign all ports to the kernel
 
 
 def _hold(port: int) -> socket.socket | None:
@@ -166,7 +143,7 @@ def _bindable(port: int) -> bool:
     return True
 
 
-# CPUs, memory and platform -------------------------------------------------------------------------------------------
+# CPUs and memory -------------------------------------------------------------------------------------------
 
 
 def check_cpus(engine: Engine, cpus: float) -> None:
@@ -187,44 +164,6 @@ def check_memory(engine: Engine, memory_gb: float) -> None:
             f"The pool asks for {memory_gb:,.4g} GiB of memory on each node; the machine of the Docker engine at "
             f"{engine.url} has {present:.4g}. Ask for less with memory=, or use a machine that has it."
         )
-
-
-def check_platform(platform: str) -> None:
-    """Raise ProviderError if this machine runs no programs of a platform, neither natively nor by emulation."""
-    own = platform_of(None)
-    if platform == own or runs(platform) is not False:
-        return
-    raise ProviderError(
-        f"The pool asks for nodes of {platform}, and this machine runs programs of {own} only. Leave out architecture= "
-        "and Image(platform=...), use a provider that has such machines, or install their emulation here (the packages "
-        "qemu-user-static and binfmt-support of Debian and Ubuntu)."
-    )
-
-
-def runs(platform: str) -> bool | None:
-    """Return whether the kernel starts programs of a platform; None if that cannot be tried.
-
-    The registrations of binfmt_misc are not readable everywhere, least of all in containers, so it is tried.
-    """
-    if platform not in _EXITS or not hasattr(os, "memfd_create"):  # only Linux has it
-        return None
-    file = os.memfd_create("exit")
-    try:
-        os.write(file, _program(*_EXITS[platform]))
-        return subprocess.run([str(Path(f"/proc/self/fd/{file}"))], pass_fds=[file], check=False).returncode == 0
-    except OSError as error:
-        return False if error.errno == errno.ENOEXEC else None
-    finally:
-        os.close(file)
-
-
-def _program(machine: int, code: bytes) -> bytes:
-    """Return an ELF file with a single segment, which runs from its start."""
-    size, begin = 120 + len(code), _ENTRY + 120
-    ident = b"\x7fELF\x02\x01\x01" + bytes(9)
-    head = struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, begin, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _ENTRY, _ENTRY, size, size, 0x1000)
-    return ident + head + segment + code
 
 
 # GPUs ----------------------------------------------------------------------------------------------------------------

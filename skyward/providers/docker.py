@@ -26,7 +26,6 @@ from skyward.nodes.local_host import (
     check_cpus,
     check_engine_gpus,
     check_memory,
-    check_platform,
     gpus_of_container,
 )
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
@@ -139,12 +138,11 @@ class DockerAllocation(Allocation):
             EngineMissingError: no engine answers.
             EngineError: it cannot give GPUs to containers, and an accelerator is requested.
             ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
-                than requested, or less memory, or cannot run programs of the platform.
+                than requested, or less memory.
         """
         request = self.request
         if request.accelerator is not None:
             check_engine_gpus(self._provider.engine(), request.nodes, request.accelerator)
-        check_platform(request.platform)
         if request.cpus is not None:
             check_cpus(self._provider.engine(), request.cpus)
         if request.memory_gb is not None:

@@ -36,7 +36,6 @@ from skyward.ssh.preflight import (
     Finding,
     HostReport,
     check_architecture,
-    check_driver,
     check_host,
     host_report_of,
     on_all,
@@ -283,8 +282,7 @@ class SshAllocation(Allocation):
 
     def _check_image(self, machine: Machine) -> list[Finding]:
         """Return why a machine cannot run the image."""
-        name, facts, request = machine.name, machine.facts, self.request
-        return check_architecture(name, facts, request.platform) + check_driver(name, facts, request.image)
+        return check_architecture(machine.name, machine.facts, self.request.platform)
 
     def _connect(self, nodes: Mapping[SshHost, int]) -> None:
         """Connect to all hosts and check them; if enough are usable, create the pool's directory on each of those.

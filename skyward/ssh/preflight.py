@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skyward.builder.events import readable
 from skyward.engine import Engine
 from skyward.errors import EngineError, EngineMissingError, PoolClosedError, ProviderError, SkywardError
-from skyward.model.image import Image
 from skyward.model.image_fields import PLATFORMS
 from skyward.model.spec import Accelerator, fits
 from skyward.model.ssh import SshHost
@@ -26,8 +24,6 @@ AT_ONCE = 8  # sshd refuses more than 10 unauthenticated connections (MaxStartup
 _CLOCK_S = 30.0  # TLS and signatures of cloud storage tolerate only a few minutes
 _UNPACKED = 2.2  # unpacking a layer needs space for the archive and the files
 _SPARE_BYTES = 200 * 10**6  # for what nodes write
-# the oldest driver for each major version of CUDA (NVIDIA: CUDA compatibility, table 1)
-_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _GB = 10**9
 R = TypeVar("R")
 
@@ -38,7 +34,7 @@ class Finding:
 
     Attributes:
         host: its name.
-        what: a category: "ssh", "engine", "disk", "gpu", "driver", "clock", "architecture".
+        what: a category: "ssh", "engine", "disk", "gpu", "clock", "architecture".
         text: the problem and what to do, in sentences.
     """
 
@@ -116,36 +112,6 @@ def check_architecture(host: str, facts: Facts, platform: str) -> list[Finding]:
     return [Finding(host, "architecture", text)]
 
 
-def check_driver(host: str, facts: Facts, image: Image) -> list[Finding]:
-    """Check that a host's driver is new enough for an image's version of CUDA."""
-    cuda = cuda_of(image)
-    if cuda is None or not facts.gpus or cuda not in _DRIVERS:
-        return []
-    driver = facts.gpus[0][0]
-    if _numbers(driver) >= _DRIVERS[cuda]:
-        return []
-    least = ".".join(map(str, _DRIVERS[cuda]))
-    text = f"The image holds CUDA {cuda}, which needs NVIDIA's driver {least}; there is {driver}. Install a newer one."
-    return [Finding(host, "driver", text)]
-
-
-def _numbers(driver: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", driver)[:2])
-
-
-def cuda_of(image: Image) -> int | None:
-    """Return the major version of CUDA in an image, from its base, package indexes or packages; None if not found."""
-    text = " ".join([str(image.base or ""), *(str(index) for index in image.pip_indexes), *image.pip])
-    found = re.search(r"cuda:(\d+)|/cu(\d\d)\d\b|-cu(\d\d)\b|\[[^]]*cuda(\d\d)[^]]*\]", text)
-    return int(next(filter(None, found.groups()))) if found else None
-
-
-def newest_cuda(driver: str) -> int | None:
-    """Return the newest major version of CUDA that a driver supports; None if none is known."""
-    version = _numbers(driver)
-    return max((cuda for cuda, least in _DRIVERS.items() if version >= least), default=None)
-
-
 def check_room(host: str, free: int | None) -> list[Finding]:
     """Check that an engine's disk has any space left."""
     if free is None or free >= _SPARE_BYTES:
@@ -179,7 +145,6 @@ class HostReport:
         disk_gb: free space on the engine's disk, in GB.
         gpus: names of its NVIDIA GPUs.
         driver: version of the NVIDIA driver; "" without GPUs.
-        cuda: the newest major version of CUDA that the driver supports.
         ahead_s: seconds that its clock is ahead of this machine's.
         builder: the command that builds images, with its version; determined on this machine only.
         ssh: name and version of the SSH client that reached it; None for this machine.
@@ -194,7 +159,6 @@ class HostReport:
     disk_gb: float | None = None
     gpus: tuple[str, ...] = ()
     driver: str = ""
-    cuda: int | None = None
     ahead_s: float | None = None
     builder: str | None = None
     ssh: str | None = None
@@ -238,7 +202,6 @@ def host_report_of(machine: Machine) -> HostReport:
     if facts.gpus and not facts.toolkit:
         text = "It has GPUs, and no NVIDIA Container Toolkit that would give them to containers. Install it."
         findings.append(Finding(name, "gpu", text))
-    drivers = [driver for driver, _ in facts.gpus]
     about: Mapping[str, Any] = {}
     free = None
     if facts.engine == "there":
@@ -250,8 +213,7 @@ def host_report_of(machine: Machine) -> HostReport:
         host=name,
         **_of_engine(about, free),
         gpus=tuple(gpu for _, gpu in facts.gpus),
-        driver=next(iter(drivers), ""),
-        cuda=newest_cuda(drivers[0]) if drivers else None,
+        driver=facts.gpus[0][0] if facts.gpus else "",
         ahead_s=facts.ahead_s,
         findings=(*findings, *check_room(name, free)),
     )
@@ -301,10 +263,9 @@ def _of_engine(about: Mapping[str, Any], free: int | None) -> dict[str, Any]:
 def as_row(report: HostReport) -> tuple[str, ...]:
     """Return a host's row in the table of `HEADINGS`; "-" for unknown values."""
     gpus = f"{len(report.gpus)} x {report.gpus[0]}" if report.gpus else ""
-    cuda = f"{report.driver} (CUDA {report.cuda})" if report.cuda else report.driver
     disk, memory = (readable(int(gb * _GB)) if gb is not None else "" for gb in (report.disk_gb, report.memory_gb))
     clock = "" if report.ahead_s is None else f"{report.ahead_s:+.0f} s"
-    cells = (report.engine, report.platform, report.cpus, memory, disk, gpus, cuda, clock)
+    cells = (report.engine, report.platform, report.cpus, memory, disk, gpus, report.driver, clock)
     return (report.host, *(str(cell) if cell else "-" for cell in cells), "no" if report.findings else "yes")
 
 

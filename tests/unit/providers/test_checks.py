@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.model.image import Image
 from skyward.model.spec import Accelerator
 from skyward.ssh import preflight as checks
 from skyward.ssh.preflight import Finding
@@ -90,37 +89,6 @@ def test_gpus_are_counted_by_host(facts: Facts, accelerator: Accelerator, text: 
 def test_architectures_are_compared(machine: str, platform: str, fits: bool) -> None:
     """By what `uname` says; a variant of the platform matters no more than it does to engines."""
     assert (checks.check_architecture("gpu1", replace(READY, machine=machine), platform) == []) is fits
-
-
-@pytest.mark.parametrize(
-    ("image", "cuda"),
-    [
-        (Image(), None),
-        (Image(pip=["numpy"]), None),
-        (Image(base="nvidia/cuda:12.4.1-runtime-ubuntu22.04"), 12),
-        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cu118", "torch"), 11),
-        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cu128", "torch"), 12),
-        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cpu", "torch"), None),
-        (Image(pip=["jax[cuda12]"]), 12),
-        (Image(pip=["nvidia-cuda-runtime-cu12"]), 12),
-    ],
-)
-def test_the_cuda_of_an_image_is_known(image: Image, cuda: int | None) -> None:
-    """By its base, its indexes, its packages."""
-    assert checks.cuda_of(image) == cuda
-
-
-@pytest.mark.parametrize(
-    ("driver", "fits"), [("525.60.13", True), ("535.104.05", True), ("525.59", False), ("470", False)]
-)
-def test_a_driver_must_be_new_enough_for_the_cuda(driver: str, fits: bool) -> None:
-    """CUDA 12 needs 525.60."""
-    image = Image(pip=["jax[cuda12]"])
-    findings = checks.check_driver("gpu1", replace(READY, gpus=((driver, "A100"),)), image)
-    assert [finding.what for finding in findings] == ([] if fits else ["driver"])
-    if not fits:
-        assert f"needs NVIDIA's driver 525.60; there is {driver}" in findings[0].text
-    assert checks.check_driver("gpu1", replace(READY, gpus=((driver, "A100"),)), Image()) == []
 
 
 def test_room_is_that_of_the_image_and_of_unpacking_it() -> None:
