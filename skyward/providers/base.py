@@ -263,7 +263,7 @@ class Provider(ABC):
     Subclasses are frozen dataclasses. Their arguments are checked when they are created.
 
     Attributes:
-        registry: repository through which images reach the nodes; None for none. It also stores signatures.
+        registry: repository through which images reach the nodes; None for none.
     """
 
     registry: str | None = None

@@ -47,9 +47,6 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
         assert where() >> pool == "stand1"
         assert ask_metadata() >> pool == "ConnectionRefusedError"
         (name,) = google.machines.running
-        assert google.api.instances[name]["scheduling"]["maxRunDuration"]["seconds"] == str(
-            round(1 / 0.024 * 3600) + 10
-        )
         command = [sys.executable, "-m", "skyward", "ps", "--at", f"gcp://{REGION}"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and name in line)

@@ -191,7 +191,6 @@ class CloudAllocation(Allocation):
                 nodes=nodes,
                 offer=offer,
                 user_data=user_data(self._keys.login_public, first, request.lease_s, start, limit),
-                longest_s=budget.longest_s(offer),
             )
 
         offer, instances = launch(self._cloud, self._launcher, request.pool_id, offers, asked, request.report)

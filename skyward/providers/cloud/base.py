@@ -113,15 +113,12 @@ class LaunchRequest:
         nodes: number of machines.
         offer: their type, market and zone.
         user_data: configuration for cloud-init.
-        longest_s: seconds after which these machines alone have spent the pool's budget; a cloud that can end a machine
-            at a given time does so. None for no limit.
     """
 
     token: str
     nodes: int
     offer: MachineOffer
     user_data: str
-    longest_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,12 +341,14 @@ def find(cloud: Cloud) -> Sequence[Resource]:
 
 
 def sweep(cloud: Cloud) -> None:
-    """End machines that have shut themselves down, of any pool; where the cloud keeps them, their disks cost money.
+    """End this user's machines that have shut themselves down, of any pool; if the cloud keeps them, their disks cost
+    money.
 
     No client starts a stopped machine again. A failure is logged as a warning, since the pool being opened does not
     depend on it.
     """
-    stopped = [each.id for each in cloud.instances() if each.state == "stopped"]
+    mine = (each for each in cloud.instances() if each.noted.get("user") == current_user())
+    stopped = [each.id for each in mine if each.state == "stopped"]
     try:
         if stopped:
             cloud.terminate(stopped)

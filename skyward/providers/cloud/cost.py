@@ -60,6 +60,9 @@ def find_offers(cloud: Cloud, request: PoolRequest) -> list[MachineOffer]:
     """
     strategy = strategy_of(request.allocation)
     found = cloud.offers(request, _MARKETS[strategy])
+    if not found:
+        markets = " or ".join(_MARKETS[strategy])
+        raise ProviderError(f"No machine in {cloud.region} fits the pool ({markets}). Ask for other machines.")
     return affordable(in_order(found, strategy), request.nodes, request.max_hourly_cost, request.budget)
 
 
@@ -270,13 +273,6 @@ class Budget:
     def guard_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float | None:
         """Return the seconds after which a machine shuts itself down; None without a limit."""
         return math.ceil(self.left_s(offer, nodes) + GUARD_LATER_S) if self._is_limited else None
-
-    def longest_s(self, offer: MachineOffer) -> float | None:
-        """Return the seconds after which one machine of an offer alone has spent it; None without a limit."""
-        if not self._is_limited:
-            return None
-        left = max(0.0, self._usd - self._meter.spent())
-        return min(_LONGEST_S, math.ceil(left / (offer.hourly or math.inf) * 3600 + GUARD_LATER_S))
 
     def check(self) -> None:
         """Refuse to rent machines once it is spent.

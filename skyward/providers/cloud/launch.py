@@ -21,7 +21,7 @@ _RUNNING_WITHIN_S = 300.0
 _REPORT_EVERY_S = 5.0
 _READY_WITHIN_S = 300.0
 _OWN_KEY_WITHIN_S = 60.0
-_COMMAND_S = 30.0
+_COMMAND_S = 15.0
 _RETRY_S = 1.0
 _RUN_POLL_S, _POLL_S = 1.0, 0.2
 _MAX_PARALLEL = 16
@@ -29,7 +29,7 @@ _SSH_OPTIONS = ("-o", "ConnectTimeout=5")
 _NOT_CONNECTED = 255  # ssh's exit status without a connection
 # Prints what is still missing, else the public half of the machine's own host key.
 _CHECK = r"""
-left=20
+left=5
 while [ $left -gt 0 ]; do
     left=$((left - 1)) lacks=
     [ -e "$1" ] || lacks="$lacks guard"
@@ -214,7 +214,7 @@ def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) ->
     command = machine.first.command(*words, options=_SSH_OPTIONS)
     deadline = time.monotonic() + _READY_WITHIN_S
     while time.monotonic() < deadline and not ended.is_set():
-        status, output, errors = _run(command, ended)
+        status, output, errors = _run(command)
         if status == 0:
             return output
         if status != _NOT_CONNECTED:
@@ -243,8 +243,8 @@ def _wait_own_key(machine: StartingMachine, ended: threading.Event) -> None:
     connect = machine.host.command("true", options=_SSH_OPTIONS)
     deadline = time.monotonic() + _OWN_KEY_WITHIN_S
     while not ended.is_set():
-        _run(tell, ended)  # fails if sshd already uses the new key or the connection breaks: `connect` decides
-        status, _, errors = _run(connect, ended)
+        _run(tell)  # fails if sshd already uses the new key or the connection breaks: `connect` decides
+        status, _, errors = _run(connect)
         if status == 0 or ended.is_set():
             return
         if time.monotonic() > deadline:
@@ -260,24 +260,20 @@ def _last_line(errors: str) -> str:
     return (errors.strip().splitlines() or ["ssh gave no reason"])[-1]
 
 
-def _run(command: Sequence[str], ended: threading.Event) -> tuple[int, str, str]:
-    """Run a command until it ends, takes too long, or `ended` is set; return its exit status and output."""
-    deadline = time.monotonic() + _COMMAND_S
+def _run(command: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command until it ends or takes too long; return its exit status and output."""
     try:
-        process = subprocess.Popen(
+        done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            check=False,
+            timeout=_COMMAND_S,
             start_new_session=True,  # Ctrl-C is for the client only
         )
+    except subprocess.TimeoutExpired:
+        return _NOT_CONNECTED, "", f"no answer within {_COMMAND_S:g} s"
     except OSError as error:
         raise ProviderError(f"The ssh command could not be started ({error}). Install OpenSSH's client.") from error
-    while True:
-        try:
-            output, errors = process.communicate(timeout=_POLL_S)
-            return process.returncode, output, errors
-        except subprocess.TimeoutExpired:
-            if ended.is_set() or time.monotonic() > deadline:
-                process.kill()
+    return done.returncode, done.stdout, done.stderr

@@ -43,7 +43,6 @@ _STATES: Mapping[str, State] = {
     **dict.fromkeys(("TERMINATED", "STOPPED", "SUSPENDED"), "stopped"),  # their disks cost money until they are deleted
 }
 _HYPERDISK = ("a3-ultra", "a4", "c4", "n4")  # types that boot from no other disk
-_LONGEST_S = 120 * 86400  # Google's limit of `maxRunDuration`
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
 # Google ends a spot machine after 30 seconds, and does not report when they have started
@@ -286,9 +285,6 @@ class GcpLauncher:
         schedule: dict[str, Any] = {"automatic_restart": False, "provisioning_model": "STANDARD"}
         if offer.market == "spot":
             schedule |= {"provisioning_model": "SPOT", "instance_termination_action": "DELETE"}
-        if request.longest_s is not None:
-            seconds = min(max(int(request.longest_s), 30), _LONGEST_S)
-            schedule |= {"max_run_duration": {"seconds": seconds}, "instance_termination_action": "DELETE"}
         if offer.type.gpus or offer.market == "spot":
             schedule["on_host_maintenance"] = "TERMINATE"
         metadata = {"user-data": request.user_data, "block-project-ssh-keys": "TRUE", "enable-oslogin": "FALSE"}

@@ -129,6 +129,13 @@ def test_offers_are_tried_in_the_order_of_the_allocation(allocation: str | None,
     assert find_offers(cloud, PoolRequest(pool_id="p1", allocation=allocation)) == expected
 
 
+def test_no_offer_at_all_is_not_an_unknown_price() -> None:
+    """A region may have no such machine on the market that was asked for."""
+    cloud: Any = SimpleNamespace(region="us-east-1", offers=lambda *_: [])
+    with pytest.raises(ProviderError, match=r"No machine in us-east-1 fits the pool \(spot\)"):
+        find_offers(cloud, PoolRequest(pool_id="p1", allocation="spot", budget=5.0))
+
+
 def test_a_limit_is_for_all_machines_together() -> None:
     """What is dearer, or of unknown price, is not tried; if all is, the cheapest is named."""
     offers = [offer(SMALL, "spot", "a", 0.4), offer(LARGE, "spot", "a", 1.1), *UNPRICED]

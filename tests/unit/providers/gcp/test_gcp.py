@@ -162,7 +162,6 @@ def test_a_launch_is_one_call_that_makes_all_or_none(project: ComputeApi) -> Non
     assert made["shieldedInstanceConfig"]["enableSecureBoot"]
     assert made["scheduling"]["provisioningModel"] == "SPOT"
     assert made["scheduling"]["instanceTerminationAction"] == "DELETE"
-    assert "maxRunDuration" not in made["scheduling"]
     zone = taken.zone
     assert [each.id for each in machines] == [f"{zone}/skyward-0badcafe-0-0", f"{zone}/skyward-0badcafe-0-1"]
     assert [(each.index, each.market, each.hourly) for each in machines] == [
@@ -173,13 +172,13 @@ def test_a_launch_is_one_call_that_makes_all_or_none(project: ComputeApi) -> Non
 
 
 def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public address, a service account, an image of one's own, GPUs for N1, an end by the budget."""
+    """A public address, a service account, an image of one's own, GPUs for N1."""
     monkeypatch.setattr("skyward.providers.gcp.provider.GCP.client_cidr", lambda *_: "203.0.113.7/32")
     mine = sky.GCP(REGION, image="projects/mine/global/images/one", service_account="a@b", disk_gb=500)
     cloud = mine.cloud()
     (offer, *_) = cloud.offers(request(accelerator="T4"), ["on-demand"])
     made = cloud.launcher(request(accelerator="T4"))
-    properties = made.properties(launch_of(offer, longest_s=99.5))
+    properties = made.properties(launch_of(offer))
 
     assert made.client == "203.0.113.7/32"
     assert properties["network_interfaces"][0]["access_configs"][0]["type_"] == "ONE_TO_ONE_NAT"
@@ -190,8 +189,6 @@ def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.Mo
     assert properties["scheduling"] == {
         "automatic_restart": False,
         "provisioning_model": "STANDARD",
-        "max_run_duration": {"seconds": 99},
-        "instance_termination_action": "DELETE",
         "on_host_maintenance": "TERMINATE",
     }
     assert not properties["shielded_instance_config"]["enable_secure_boot"]
@@ -341,13 +338,17 @@ def test_what_is_being_made_is_waited_for_and_removed(project: ComputeApi, monke
     assert (project.instances, project.firewalls, project.begun()) == ({}, {}, [])
 
 
-def test_a_machine_that_has_shut_itself_down_is_deleted(project: ComputeApi) -> None:
-    """It costs its disk until then: by `destroy`, and by the next pool. Rules without machines stay."""
+def test_a_machine_that_has_shut_itself_down_is_deleted(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs its disk until then: by `destroy`, and by its user's next pool. Rules without machines stay."""
     cloud = engine()
     launch_pool(cloud, offers()[:1], nodes=1)
     project.set_status("skyward-0badcafe-0-0", "TERMINATED")
     (machine,) = cloud.instances()
     assert (machine.state, machine.exists) == ("stopped", True)
+    with monkeypatch.context() as other:
+        other.setattr(cloud_base, "current_user", lambda: "bob@desk")
+        cloud_base.sweep(cloud)
+    assert {each["status"] for each in project.instances.values()} == {"TERMINATED"}
     cloud_base.sweep(cloud)
     wait_until(lambda: not project.instances, 60)
     assert len(project.firewalls) == 3
