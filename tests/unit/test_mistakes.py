@@ -23,9 +23,8 @@ import pytest
 import skyward as sky
 from skyward.engine import client
 from skyward.errors import ConfigError, NoActivePoolError, PoolError, ProviderError, SerializationError
-from skyward.model.image_fields import platform_of
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.nodes.local_host import check_memory, runs
+from skyward.nodes.local_host import check_memory
 from skyward.plugins import _volumes
 
 
@@ -344,12 +343,6 @@ def test_a_module_that_opens_a_pool_when_a_node_imports_it_is_refused(
     monkeypatch.setenv(ENV_VAR, place.to_json())
     with pytest.raises(PoolError, match=r"without_main\.py, line 3, .* __name__ == \"__main__\""):
         importlib.import_module("without_main")
-
-
-def test_a_machine_runs_programs_of_its_own_platform() -> None:
-    """Tried with a program of a few bytes; nothing is known of other systems' platforms."""
-    assert runs(platform_of(None))
-    assert runs("linux/riscv64") is None
 
 
 def test_a_line_is_said_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
