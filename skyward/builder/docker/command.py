@@ -26,7 +26,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO
 
 from skyward.builder.docker.output import Progress
 from skyward.builder.files.ignore import Ignore
@@ -40,59 +40,7 @@ _QUIET_S = 0.3
 _SILENCE_S = 3.0  # silence of a command before its engine is checked
 _GRACE_S = 5.0  # time for the command to cancel the build on the engine
 UNREACHED = 255  # ssh's own exit status if it failed, rather than the command
-# The folder is sent as a tar of known length, after which the input stays open: its end means that the client is gone.
-# The command is selected as in `find_command`. Proxies are those of that machine.
-_SCRIPT = r"""
-umask 077
-place=$(mktemp -d "${TMPDIR:-/tmp}/skyward-build-XXXXXXXX") || exit 1
-trap 'rm -rf "$place"' EXIT
-trap 'exit 129' HUP INT TERM PIPE
-if command -v flock >/dev/null; then
-    exec 9<"$place" && flock 9 || exit 1
-    for other in "${TMPDIR:-/tmp}"/skyward-build-*; do
-        if [ -d "$other" ] && [ ! -L "$other" ] && [ -O "$other" ]; then flock -n "$other" rm -rf "$other"; fi
-    done
-fi
-cd "$place" && head -c "$1" | tar -xpf - || exit 1
-if [ -d login ]; then
-    own=${DOCKER_CONFIG:-$HOME/.docker}
-    for path in "$own"/*; do
-        if [ -e "$path" ] && [ "$path" != "$own/config.json" ]; then ln -s "$path" login/ || exit 1; fi
-    done
-    export DOCKER_CONFIG="$place/login" REGISTRY_AUTH_FILE="$place/login/config.json"
-fi
-shift
-for name in HTTP_PROXY HTTPS_PROXY FTP_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy ftp_proxy no_proxy all_proxy; do
-    if printenv "$name" >/dev/null; then set -- --build-arg "$name" "$@"; fi
-done
-build=
-for cli in ${SKYWARD_DOCKER_CLI:-docker /usr/bin/docker podman}; do
-    version=$("$cli" --version 2>/dev/null) || continue
-    case $version in
-    "Docker version "*)
-        version=${version#Docker version }
-        [ "${version%%.*}" -lt 23 ] || "$cli" buildx version >/dev/null 2>&1 || continue
-        build="$cli build"
-        ;;
-    *) build="$cli build --format=docker" ;;
-    esac
-    break
-done
-if [ -z "$build" ]; then
-    command -v docker >/dev/null || { echo 'docker: command not found'; exit 127; }
-    echo 'skyward: the docker command there has no buildx; install its package docker-buildx'; exit 1
-fi
-export DOCKER_BUILDKIT=1 BUILDX_NO_DEFAULT_ATTESTATIONS=1 BUILDX_BUILDER=default
-exec 3<&0
-$build "$@" </dev/null &
-pid=$!
-{ cat >/dev/null; kill "$pid"; } <&3 >/dev/null 2>&1 &
-watch=$!
-wait "$pid"
-code=$?
-kill "$watch" 2>/dev/null
-exit "$code"
-"""
+_SCRIPT = Path(__file__).with_name("remote.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +66,9 @@ class Folders:
 
     def pack(self, tar: tarfile.TarFile) -> list[str]:
         """Add them to an archive, and return the options for a build command in the unpacked folder."""
-        ignored = Ignore(self._ignore_patterns())
+        rules = self.context / ".dockerignore"
+        lines = rules.read_text(encoding="utf-8-sig").splitlines() if rules.is_file() else []
+        ignored = Ignore([line for line in lines if not line.startswith("#")])
 
         def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
             path = member.name.removeprefix("context").lstrip("/")
@@ -131,22 +81,11 @@ class Folders:
         tar.add(self.file, "Dockerfile", filter=_anonymous)
         return ["--file", "Dockerfile", "context"]
 
-    def _ignore_patterns(self) -> list[str]:
-        """Return the patterns that the builder uses: those beside the Dockerfile precede those of the context."""
-        for each in (
-            self.file and self.file.with_name(f"{self.file.name}.dockerignore"),
-            self.context / ".dockerignore",
-        ):
-            if each and each.is_file():
-                lines = each.read_text(encoding="utf-8-sig").splitlines()
-                return [line for line in lines if line.strip() and not line.startswith("#")]
-        return []
-
 
 def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | None = None) -> BuildCommand:
     """Return the docker command that builds on an engine with BuildKit, or Podman's.
 
-    If SKYWARD_DOCKER_CLI is set, only that command is tried; else each `docker` on PATH, /usr/bin/docker, `podman`.
+    If SKYWARD_DOCKER_CLI is set, only that command is tried; else `docker`, /usr/bin/docker and `podman`.
 
     Args:
         environ: environment variables.
@@ -157,7 +96,8 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
     """
     chosen = environ.get("SKYWARD_DOCKER_CLI")
     seen: list[str] = []
-    for cli in [chosen] if chosen else _candidates(environ.get("PATH", "")):
+    for name in [chosen] if chosen else ("docker", "/usr/bin/docker", "podman"):
+        cli = shutil.which(name, path=environ.get("PATH")) or name
         said = answer(cli, "--version").strip()
         if said.startswith(_PODMANS):  # also under docker's name, from the package podman-docker
             return BuildCommand(_podman_words(cli, docker_host), is_podman=True, version=said)
@@ -168,11 +108,10 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
                 (cli, "build", "--build-arg", f"SOURCE_DATE_EPOCH={TIME}"), is_podman=False, version=said
             )
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
-    found = f"Found: {', '.join(seen)}." if seen else "No docker command was found on PATH."
     raise EngineError(
-        f"Building an image takes the docker command with its buildx plugin. {found} Install buildx (the package "
-        "docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point SKYWARD_DOCKER_CLI to a docker "
-        "that has it, or to podman."
+        f"Building an image takes the docker command with its buildx plugin. Tried: {', '.join(seen)}. Install "
+        "buildx (the package docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point "
+        "SKYWARD_DOCKER_CLI to a docker that has it, or to podman."
     )
 
 
@@ -183,11 +122,6 @@ def _podman_words(podman: str, docker_host: str | None) -> tuple[str, ...]:
     is_own = not there or answer(podman, *store) == answer(podman, *there, *store) != ""
     # engines and registries must report the same about an image as with Docker's builder
     return (podman, *(() if is_own else there), "build", "--format=docker")
-
-
-def _candidates(path: str) -> list[str]:
-    found = [shutil.which("docker", path=folder) for folder in [*path.split(os.pathsep), "/usr/bin"] if folder]
-    return list(dict.fromkeys(cli for cli in (*found, shutil.which("podman", path=path)) if cli))
 
 
 def answer(*words: str) -> str:
@@ -332,28 +266,17 @@ def run_there(
                 _add_secret(tar, f"secrets/{name}", value)
                 words += ["--secret", f"id={name},type=file,src=secrets/{name}"]
             if logins:
-                _add_secret(tar, "login/config.json", json.dumps(with_logins(_config_there(host), logins)).encode())
+                _add_secret(tar, "login/config.json", json.dumps(with_logins({}, logins)).encode())
             words += given.pack(tar)
         size = packed.tell()
         packed.seek(0)
-        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), *words)
+        command = host.command("sh", "-c", _SCRIPT.read_text(), "sh", str(size), *words)
         code = run(command, progress, folder=given.context, environment=os.environ, stdin=packed)
     if code in (UNREACHED, 127):
         failure = host.failure(progress.ending)
         if failure:
             raise failure
     return code
-
-
-def _config_there(host: SshHost) -> dict[str, Any]:
-    """Return the configuration of the docker command on a machine."""
-    words = host.command("sh", "-c", 'cat "${DOCKER_CONFIG:-$HOME/.docker}/config.json"')
-    done = subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    try:
-        found = json.loads(done.stdout)
-    except ValueError:  # missing, or damaged, and the docker command there would continue without it
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _add_secret(tar: tarfile.TarFile, name: str, value: bytes) -> None:

@@ -22,15 +22,13 @@ def _docker(folder: Path, version: str, *, buildx: bool) -> str:
     return str(cli)
 
 
-def test_the_first_command_that_can_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "buildx"), [("26.1.5", True), ("20.10.24+dfsg1", False)])
+def test_a_command_that_can_build(tmp_path: Path, version: str, buildx: bool) -> None:
     """One with buildx, or one older than 23, which leads to the engine's own BuildKit."""
-    bare = _docker(tmp_path / "a", "28.2.2", buildx=False)
-    able = _docker(tmp_path / "b", "26.1.5", buildx=True)
-    old = _docker(tmp_path / "c", "20.10.24+dfsg1", buildx=False)
-    for first, second in ((able, old), (old, able)):
-        path = ":".join(str(Path(each).parent) for each in (bare, first, second))
-        command = find_command({"PATH": path})
-        assert (command.words[:2], command.is_podman) == ((first, "build"), False)
+    cli = _docker(tmp_path / "a", version, buildx=buildx)
+    for environ in ({"PATH": str(tmp_path / "a")}, {"SKYWARD_DOCKER_CLI": cli}):
+        command = find_command(environ)
+        assert (command.words[:2], command.is_podman) == ((cli, "build"), False)
 
 
 def test_the_chosen_one_is_the_only_one(tmp_path: Path) -> None:

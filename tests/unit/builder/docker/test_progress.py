@@ -57,14 +57,13 @@ def test_a_silent_step_is_reported_when_nothing_comes() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Credentials in addresses are cut out, and served folders appear as the folders they are."""
+    """Credentials in addresses are cut out."""
     progress, _ = _fed(
         "#7 [image 3/6] RUN uv",
         "#7 0.1 fetch https://user:canary@a.example/x",
-        f"#7 0.2 fetch http://127.0.0.1:42001/{'0a' * 16}/opt/wheels/torch/",
         "#7 ERROR: executor failed running [/bin/sh]: exit code: 2",
     )
-    assert progress.log == "fetch https://***@a.example/x\nfetch file:///opt/wheels/torch/"
+    assert progress.log == "fetch https://***@a.example/x"
 
 
 def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError:
@@ -76,12 +75,7 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
 @pytest.mark.parametrize(
     ("step", "output", "origin", "advice"),
     [
-        (
-            "image 1/6",
-            "  cause: Because torch was not found in the package registry",
-            "plugin torch",
-            "No version of 'torch'",
-        ),
+        ("image 1/6", "  cause: Because torch was not found in the registry", "plugin torch", "No version of 'torch'"),
         ("image 3/6", "Because there is no version of rich==99 and", "your pip=['rich']", "No version of 'rich'"),
         ("image 3/6", "error: No solution found when resolving dependencies:", None, "contradict"),
         ("image 3/6", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
@@ -89,21 +83,19 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
         ("image 3/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
         ("image 3/6", "error: No space left on device (os error 28)", None, "No space is left"),
         ("image 2/6", "E: Unable to locate package git", "your apt=['git']", "No version of 'git'"),
+        ("image 2/6", "W: Failed to fetch http://a/  503  Busy\nE: Unable to locate package git", None, "be reached"),
         ("image 2/6", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
         ("image 4/6", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
         ("image 5/6", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
         ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No version of 'uv'"),
-        (
-            "python 3/3",
-            "skyward: the base has Python 3.9, wanted is Python 3.11",
-            None,
-            "Choose a base",
-        ),
+        ("python 3/3", "skyward: the base has Python 3.9, wanted is Python 3.11", None, "Choose a base"),
+        ("image 3/6", "no trusted hash was provided for: `six`", None, "asks for 'six', which the lock does not have"),
+        ("image 3/6", "error: Failed to build `own==1.0`", None, "apt=['build-essential']"),
     ],
 )
 def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, advice: str) -> None:
     """The error names the step, who asked for what is at fault, the last lines and what to do."""
-    error = _failure(step, "some line", output)
+    error = _failure(step, "some line", *output.splitlines())
     assert isinstance(error, BuildError)
     assert advice in str(error)
     assert output.strip() in str(error)
@@ -111,13 +103,6 @@ def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, 
     if origin:
         assert error.origin == origin
         assert origin in str(error)
-
-
-def test_apt_without_its_lists_knows_no_package() -> None:
-    """It goes on when they could not be fetched, and then says of every name that there is none."""
-    error = _failure("image 2/6", "W: Failed to fetch http://a.example/  503  Busy", "E: Unable to locate package git")
-    assert "A package source could not be reached" in str(error)
-    assert "No package" not in str(error)
 
 
 def test_an_engine_that_goes_away() -> None:
@@ -189,33 +174,14 @@ def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
 
 
 def test_the_steps_of_podman() -> None:
-    """They are told by their texts, in which mounted files have digests; the running one prints what has no name."""
-    plan = compiled(Image(run=["one", "two"]))
-    one, two = (
-        layer.text.replace(" \\\n   ", "").replace(",source=steps,", ",source=steps-0123456789abcdef,")
-        for layer in plan.layers
-        if layer.name.startswith("run ")
-    )
-    events: list[Event] = []
-    progress = Progress(plan.layers, events.append)
-    for line in (
+    """They are reported by their texts; the error names the last one, and has what was printed."""
+    progress, reported = _fed(
         "[1/2] STEP 1/3: FROM python:3.11-slim AS python",
-        f"[2/2] STEP 5/9: {one}",
-        "--> Using cache 4ee1d7ff9f2c",
-        "--> 4ee1d7ff9f2c",
-        f"[2/2] STEP 6/9: {two}",
+        "[2/2] STEP 6/9: RUN two",
         "some words",
         'Error: building at STEP "RUN two": while running runtime: exit status 7',
-    ):
-        progress.feed(line)
-    assert [(event.kind, event.layer.name) for event in events if event.layer] == [
-        ("cached", "run one"),
-        ("start", "run two"),
-        ("output", "run two"),
-        ("failed", "run two"),
-    ]
-    error = build_failure(plan, progress, 125)
-    assert isinstance(error, BuildError)
-    assert error.origin == "your run=['two'] (command 2 of 2)"
-    assert error.log == "some words"
-    assert "ended with exit status 7" in str(error)
+    )
+    assert reported == ["[1/2] STEP 1/3: FROM python:3.11-slim AS python", "[2/2] STEP 6/9: RUN two"]
+    error = build_failure(PLAN, progress, 125)
+    assert "failed at step [2/2] STEP 6/9: RUN two. It ended with exit status 7" in str(error)
+    assert "some words" in str(error)
