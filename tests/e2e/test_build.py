@@ -24,7 +24,7 @@ import pytest
 import skyward as sky
 from skyward.builder import ensure
 from skyward.builder.events import Event
-from skyward.errors import BuildError, ConfigError, ImageError, ImageNotFoundError
+from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.image.steps import UV
 from skyward.model.image import PipIndex
 from tests.e2e.building import PYTHON, Built, search
@@ -209,21 +209,18 @@ def test_a_failing_command(built: Built) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (
-            sky.Image(pip=["six", "skyward-no-such-package-x1"]),
-            r"No version of .* satisfies your pip=\['skyward-no-such-package-x1'\]",
-        ),
-        (sky.Image(pip=["six==0.0.1"]), r"No version of 'six' satisfies your pip=\['six==0.0.1'\]"),
+        (sky.Image(pip=["six", "skyward-no-such-package-x1"]), r"your pip=\['skyward-no-such-package-x1'\]"),
+        (sky.Image(pip=["six==0.0.1"]), r"your pip=\['six==0.0.1'\]"),
         (
             sky.Image(pip=["python-dateutil>=2.7", "six<1.5"]),
-            r"contradict each other: your pip=\['python-dateutil>=2.7'\] and your pip=\['six<1.5'\]",
+            r"your pip=\['python-dateutil>=2.7'\], your pip=\['six<1.5'\]",
         ),
     ],
     ids=["unknown", "version", "conflict"],
 )
 def test_what_cannot_be_locked_says_who_asked(built: Built, image: sky.Image, message: str) -> None:
     """What cannot be installed is found out before any build, and named with who asked for it."""
-    with pytest.raises((ImageError, ConfigError), match=message):
+    with pytest.raises(ImageError, match=message):
         built(image)
     assert built.reports == []
 
@@ -238,7 +235,7 @@ def test_an_unreachable_index(built: Built, monkeypatch: pytest.MonkeyPatch) -> 
     """An index nobody answers for is said to be unreachable, not blamed on the package."""
     monkeypatch.setenv("SKYWARD_INDEXES", f'{{"{CPU}": "http://127.0.0.1:9/simple"}}')
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(ImageError, match="could not be reached"):
+    with pytest.raises(ImageError, match="Failed to fetch"):
         built(sky.Image(pip=["six==1.17.0"], pip_indexes=[PipIndex(CPU, ["six"])]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from skyward.builder.folders import home, uv_variables
 from skyward.builder.packages.local import LocalPackage, entry_for, local_package
 from skyward.builder.packages.pylock import Target, bare, local_path_of, packages_of, read_pylock, selected
-from skyward.builder.packages.requirement_files import EXPORTS
+from skyward.builder.packages.requirement_files import no_lock
 from skyward.builder.packages.uv import find_uv, run_uv
 from skyward.builder.site.indexes import host_indexes, is_default
 from skyward.errors import ConfigError
@@ -22,13 +22,8 @@ from skyward.image import Package
 from skyward.model.image import PipIndex, package_name
 from skyward.model.image_fields import requirement, without_logins
 
-# settings of indexes, their logins, the network and uv's cache; others would change what a project's lock says
-_KEPT = (
-    *("UV_CACHE_DIR", "UV_CONFIG_FILE", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_HTTP_"),
-    *("UV_INDEX", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER", "UV_NO_INDEX", "UV_OFFLINE"),
-)
-# uv's reasons for refusing an up-to-date lock: no such group or extra, no such member, another Python
-_NOT_STALE = ("is not defined in", "does not have a member", "incompatible with the project's Python requirement")
+# settings of logins, the network and uv's cache; others would change what a project's lock says
+_KEPT = ("UV_CACHE_DIR", "UV_HTTP_", "UV_INDEX_", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +63,11 @@ class Locked:
 
 
 def lock_of(folder: Path) -> Path | None:
-    """Return the lock of the project in a folder: its own, or that of the workspace it belongs to.
-
-    A symbolic link to a folder may be a member, or lead to one.
-    """
-    for start in dict.fromkeys((folder, folder.resolve())):
-        for place in (start, *start.parents):
-            if (place / "uv.lock").is_file() and (place == start or _is_member(start, place)):
-                return place / "uv.lock"
+    """Return the lock of the project in a folder: its own, or that of the workspace it belongs to."""
+    start = folder.resolve()
+    for place in (start, *start.parents):
+        if (place / "uv.lock").is_file() and (place == start or _is_member(start, place)):
+            return place / "uv.lock"
     own = folder / "pylock.toml"
     return own if own.is_file() else None
 
@@ -99,7 +91,7 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
     """
     lock = lock_of(folder)
     if lock is None:
-        raise _no_lock(folder)
+        raise no_lock(folder)
     if lock.name == "pylock.toml":
         return from_pylock(lock, choice, root, target)
     top = read_project(lock.parent).get("tool", {}).get("uv", {})
@@ -107,7 +99,7 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
     indexes = {*_named_indexes(top), *_named_indexes(own.get("tool", {}).get("uv", {}))}
     if choice.package is None and folder.resolve() != lock.parent.resolve():
         choice = replace(choice, package=own.get("project", {}).get("name"))
-    document = read_pylock(_export(folder, lock, choice, indexes), str(lock))
+    document = read_pylock(_export(lock, choice, indexes), str(lock))
     found = _locked(selected(document, str(lock), target), lock, root, target, indexes)
     overrides = tuple(map(requirement, top.get("override-dependencies", ())))
     return Locked(packages=found.packages, local=found.local, indexes=found.indexes, overrides=overrides)
@@ -161,57 +153,39 @@ def read_project(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError) and any((folder / name).is_file() for name in EXPORTS):
-            raise _no_lock(folder) from None
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-
-
-def _no_lock(folder: Path) -> ConfigError:
-    for name, export in EXPORTS.items():
-        if (folder / name).is_file():
-            file = export.split()[-1]
-            use = f"Image(requirements=[{str(folder / file)!r}])" if file == "requirements.txt" else "the same again"
-            return ConfigError(f"Only its own tool reads {folder / name}. Run `{export}` in {folder}, then use {use}.")
-    return ConfigError(f"The project in {folder} has no lock (uv.lock or pylock.toml). Run `uv lock` in {folder}.")
 
 
 def _named_indexes(settings: Mapping[str, Any]) -> list[str]:
     return [bare(str(index.get("url", ""))).rstrip("/") for index in settings.get("index", ())]
 
 
-def _export(folder: Path, lock: Path, choice: Choice, declared: set[str]) -> str:
-    """Return the lock as a `pylock.toml`, after uv has checked that it is up to date.
-
-    The first attempt uses no network, and the indexes in the lock instead of this user's: uv considers a lock made with
-    another mirror out of date (https://github.com/astral-sh/uv/pull/6026). The second one uses the user's settings.
-    """
+def _export(lock: Path, choice: Choice, declared: set[str]) -> str:
+    """Return the lock as a `pylock.toml`, after uv has checked that it is up to date."""
     words = [find_uv(), "export", "--locked", "--format", "pylock.toml", "--no-header", "--no-editable", "--quiet"]
     words += ["--no-default-groups", "--color=never", "--python", sys.executable]
     words += [word for name in choice.extras for word in ("--extra", name)]
     words += [word for name in choice.groups for word in ("--only-group" if choice.alone else "--group", name)]
     words += ["--package", choice.package] if choice.package else []
     words += [] if choice.itself else ["--no-emit-project"]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "VIRTUAL_ENV"))}
-    own |= uv_variables() | {"UV_PYTHON_DOWNLOADS": "never"}
-    settings = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
-    for environment in (_as_locked(lock, declared), settings):
-        done = run_uv(words, lock.parent, own | environment)
-        if done.returncode == 0:
-            return done.stdout
-    said = without_logins(done.stderr.strip())
-    if not any(reason in said for reason in _NOT_STALE):
-        raise ConfigError(
-            f"{lock} does not fit {folder / 'pyproject.toml'} any more. Run `uv lock` in {lock.parent}. "
-            f"uv said:\n{said}"
-        )
-    raise ConfigError(f"uv cannot export {lock} for this image. uv said:\n{said}")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_KEPT) or not name.startswith(("UV_", "VIRTUAL_ENV"))
+    }
+    environment |= uv_variables() | {"UV_PYTHON_DOWNLOADS": "never"} | _indexes_of(lock, declared)
+    done = run_uv(words, lock.parent, environment)
+    if done.returncode:
+        raise ConfigError(f"uv cannot export {lock} for this image. uv said:\n{without_logins(done.stderr.strip())}")
+    return done.stdout
 
 
-def _as_locked(lock: Path, declared: set[str]) -> dict[str, str]:
-    """Return variables for uv with no network, and only the settings of the project and its lock."""
-    nowhere = str(lock)  # a file, so there are no settings below it
-    environment = {"XDG_CONFIG_HOME": nowhere, "XDG_CONFIG_DIRS": nowhere, "UV_OFFLINE": "1"}
-    environment |= {name: os.environ[name] for name in ("UV_CACHE_DIR",) if name in os.environ}
+def _indexes_of(lock: Path, declared: set[str]) -> dict[str, str]:
+    """Return variables for uv with the indexes in a lock in place of this user's.
+
+    uv considers a lock made with another mirror out of date (https://github.com/astral-sh/uv/pull/6026).
+    """
+    environment = {"XDG_CONFIG_HOME": str(lock), "XDG_CONFIG_DIRS": str(lock)}  # a file, with no settings below it
     named = dict.fromkeys(re.findall(r'registry = "([^"]+)"', lock.read_text(encoding="utf-8")))
     indexes = [url for url in named if "://" in url and url.rstrip("/") not in declared]
     folders = [os.path.normpath(lock.parent / path) for path in named if "://" not in path]

@@ -17,11 +17,12 @@ from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import local_path
 
-_OPTION = re.compile(r"(--[a-z-]+|-[a-z])[=\s]*(.*)", re.DOTALL)
+_OPTION = re.compile(r"(--[a-z-]+|-[a-z])[=\s]*(.*)")
 _LONG = {"-r": "--requirement", "-e": "--editable", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
+_COMMENT = re.compile(r"(^|[ \t])#.*$", re.MULTILINE)
 # locks that only their own tools read, and how to export one that other tools read
-EXPORTS = {
+_EXPORTS = {
     "poetry.lock": "poetry export -f requirements.txt -o requirements.txt",
     "pdm.lock": "pdm export -f pylock -o pylock.toml",
     "Pipfile.lock": "pipenv requirements --hash > requirements.txt",
@@ -35,7 +36,7 @@ class Line:
     Attributes:
         kind: "requirement", "constraint", "require-hashes", "index-url", "extra-index-url" or "find-links".
         text: the requirement in normal form; for a package source its URL, or the path of a folder.
-        where: file and line, for messages.
+        where: name of the file, for messages.
         hashes: `sha256:...` of the files from which the requirement may be installed; empty for any.
     """
 
@@ -45,9 +46,17 @@ class Line:
     hashes: tuple[str, ...] = ()
 
 
-def read_requirements(
-    path: Path, name: str, root: Path, kind: str = "requirement", above: tuple[Path, ...] = ()
-) -> Iterator[Line]:
+def no_lock(folder: Path) -> ConfigError:
+    """Return the error for a project without a lock that can be read."""
+    for name, export in _EXPORTS.items():
+        if (folder / name).is_file():
+            return ConfigError(
+                f"Only its own tool reads {folder / name}. Run `{export}` in {folder}, and use that file."
+            )
+    return ConfigError(f"The project in {folder} has no lock (uv.lock or pylock.toml). Run `uv lock` in {folder}.")
+
+
+def read_requirements(path: Path, name: str, root: Path, kind: str = "requirement") -> Iterator[Line]:
     """Yield the lines of a file and of the files it includes.
 
     Args:
@@ -55,45 +64,35 @@ def read_requirements(
         name: its name as given, for messages.
         root: base of the image's relative paths.
         kind: "requirement" or "constraint".
-        above: the files that include it.
 
     Raises:
-        ConfigError: it cannot be read, or a line is not supported for images; the message names file and line.
+        ConfigError: it cannot be read, or a line is not supported for images; the message names the file.
     """
-    if path in above:
-        raise ConfigError(f"{path} includes itself through {above[-1]}.")
-    if export := EXPORTS.get(path.name):
-        raise ConfigError(f"Only its own tool reads {path}. Run `{export}` in {path.parent} and name {_last(export)}.")
-    if path.name.endswith((".toml", ".yml", ".yaml", ".lock", ".cfg", ".py")):
-        raise ConfigError(f"Image: {kind}s names {name!r}, which is not a requirements file in pip's format.")
+    if path.name in _EXPORTS:
+        raise no_lock(path.parent)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _COMMENT.sub("", path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Image: {kind}s names {name!r}, but {path} cannot be read: {error}.") from None
-    for number, line in _logical(text):
-        place, where = f"{path}, line {number}", f"{name}, line {number}"
+    for line in filter(None, (" ".join(each.split()) for each in text.replace("\\\n", " ").splitlines())):
+        found = _OPTION.fullmatch(line)
+        option = _LONG.get(found[1], found[1]) if found else ""
+        value = found[2].strip("\"'") if found else line
+        if option in ("--requirement", "--constraint") and value and "://" not in value:
+            inner = "constraint" if option == "--constraint" else kind
+            yield from read_requirements(located(path.parent, value), value, root, inner)
+            continue
         try:
-            found = _OPTION.fullmatch(line)
-            option = _LONG.get(found[1], found[1]) if found else ""
-            value = found[2].strip("\"'") if found else line
-            if option in ("--requirement", "--constraint") and value and "://" not in value:
-                inner = "constraint" if option == "--constraint" else kind
-                yield from read_requirements(located(path.parent, value), value, root, inner, (*above, path))
-            elif option in ("--index-url", "--extra-index-url", "--find-links"):
-                yield Line(kind=option.lstrip("-"), text=_source(value, path), where=where)
+            if option in ("--index-url", "--extra-index-url", "--find-links"):
+                yield Line(kind=option.lstrip("-"), text=_source(value, path), where=name)
             elif option == "--require-hashes":
-                yield Line(kind="require-hashes", text="", where=where)
+                yield Line(kind="require-hashes", text="", where=name)
             elif option in ("", "--editable") and value:
-                yield _requirement(value, path, root, kind, option == "--editable", where)
+                yield _requirement(value, path, root, kind, option == "--editable", name)
             else:
                 raise ConfigError(f"{fields.without_logins(line)} is not supported in an image's requirements file.")
         except ConfigError as error:
-            said = str(error).removeprefix("Image: ")
-            raise ConfigError(said if ", line " in said else f"{place}: {said}") from None
-
-
-def _last(export: str) -> str:
-    return export.split()[-1]
+            raise ConfigError(f"{path}: {str(error).removeprefix('Image: ')}") from None
 
 
 def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool, where: str) -> Line:
@@ -120,18 +119,3 @@ def _source(value: str, path: Path) -> str:
         folder = unquote(urlsplit(value).path) if value.startswith("file:") else value
         return str(located(path.parent, folder))
     return fields.url("index", value).rstrip("/")
-
-
-def _logical(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines joined with their continuations, without comments, each with its first line number."""
-    parts: list[str] = []
-    first = 1
-    for number, line in enumerate([*text.splitlines(), ""], start=1):
-        first = first if parts else number
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            parts.append(line[:-1])
-            continue
-        parts.append(re.sub(r"(^|\s)#.*$", "", line))
-        if whole := " ".join("".join(parts).split()):
-            yield first, whole
-        parts = []

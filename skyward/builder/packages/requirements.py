@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from skyward.builder.events import warn
 from skyward.builder.packages.local import LocalPackage, local_package, located
 from skyward.builder.packages.lock import Request, Rules
 from skyward.builder.packages.project import Choice, Locked, from_pylock, lock_of, locked_project, read_project
 from skyward.builder.packages.pylock import Target
-from skyward.builder.packages.requirement_files import EXPORTS, Line, read_requirements
+from skyward.builder.packages.requirement_files import Line, read_requirements
 from skyward.errors import ConfigError
-from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
 from skyward.model.image_fields import local_minor, platform_of
 
@@ -35,8 +32,8 @@ def resolve_files(image: Image, root: Path, *, python: str | None = None, platfo
         platform: OCI platform of the nodes, unless the image names one; None for this machine's.
 
     Raises:
-        ConfigError: a file is missing or has other content, or a lock does not fit its project; the message names file
-            and line.
+        ConfigError: a file is missing or has other content, or a lock does not fit its project; the message names the
+            file.
     """
     reading = _Reading(image, root, python or local_minor(), image.platform or platform or platform_of(None))
     reading.project()
@@ -54,7 +51,6 @@ class _Reading:
         self._found: list[tuple[str, str]] = []  # requirements and their origins
         self._packages: dict[Path, LocalPackage] = {}
         self._rules = Rules()
-        self._locks: dict[str, str] = {}  # packages pinned by locks, with the origin of the lock
         self._own = ""  # name of the project of the image
 
     def request(self) -> Request:
@@ -91,8 +87,7 @@ class _Reading:
             return
         choice = Choice(groups=tuple(wanted.groups), extras=tuple(wanted.extras), package=wanted.package)
         folder = located(self._root, wanted.path)
-        name = wanted.package or read_project(folder).get("project", {}).get("name", "")
-        self._own = package_name(name)
+        self._own = package_name(wanted.package or _name_of(folder))
         self._take(self._locked(folder, choice), f"the lock of your project {wanted.path!r}")
 
     def files(self) -> None:
@@ -100,7 +95,8 @@ class _Reading:
         for name in self._image.requirements:
             path = located(self._root, name)
             if path.name == "pyproject.toml":
-                self._project_file(path, name)
+                locked = self._locked(path.parent, Choice(itself=False))
+                self._take(locked, f"{name}, [project] dependencies")
             elif _PYLOCK.fullmatch(path.name):
                 self._take(from_pylock(path, Choice(), self._root, self._target), name)
             else:
@@ -115,113 +111,46 @@ class _Reading:
         names = self._image.groups
         if not names:
             return
-        path = _nearest(self._root, names)
-        document = read_project(path.parent)
-        groups = {package_name(name) for name in document.get("dependency-groups", {})}
-        optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
-        if unknown := [name for name in names if name not in groups | optional]:
-            known = ", ".join(sorted(groups | optional)) or "none"
-            raise ConfigError(f"Image: groups names {unknown[0]!r}, which {path} does not have; it has: {known}.")
-        chosen = tuple(name for name in names if name in groups)
-        extras = tuple(name for name in names if name not in groups)
-        if lock_of(path.parent):
-            if chosen:
-                locked = self._locked(path.parent, Choice(groups=chosen, alone=True))
-                self._take(locked, f"your groups={list(chosen)!r}")
-            if extras:
-                locked = self._locked(path.parent, Choice(extras=extras, itself=False))
-                self._take(locked, f"your groups={list(extras)!r}")
-            return
-        self._settings(document, path)
-        for name in chosen:
-            self._add(_group(document, name, path), f"your groups=[{name!r}]", document, path)
-        for name in extras:
-            self._add(_extra(document["project"], name, set()), f"your groups=[{name!r}]", document, path)
+        folder = next((each for each in (self._root, *self._root.parents) if (each / "pyproject.toml").is_file()), None)
+        if folder is None:
+            raise ConfigError(
+                f"Image: groups={list(names)!r}, but there is no pyproject.toml in {self._root} or above."
+            )
+        known = {package_name(name) for name in read_project(folder).get("dependency-groups", {})}
+        chosen = tuple(name for name in names if name in known)
+        extras = tuple(name for name in names if name not in known)
+        if chosen:
+            self._take(self._locked(folder, Choice(groups=chosen, alone=True)), f"your groups={list(chosen)!r}")
+        if extras:
+            self._take(self._locked(folder, Choice(extras=extras, itself=False)), f"your groups={list(extras)!r}")
 
     def local(self) -> None:
-        """Read local wheels and projects."""
+        """Read local wheels and projects; those with a lock as it has them."""
         asked = {*self._image.pip, *(entry for entry, _ in self._found)}
         for entry in sorted(entry for entry in asked if local_path(entry) is not None):
             folder = located(self._root, local_path(entry) or "")
             if folder in self._packages:
                 continue
-            if (folder / "pyproject.toml").is_file():
-                if lock_of(folder):
-                    extras = tuple(entry.removesuffix("]").rpartition("[")[2].split(",")) if "[" in entry else ()
-                    name = package_name(read_project(folder).get("project", {}).get("name", ""))
-                    self._take(self._locked(folder, Choice(extras=extras)), f"your pip=[{entry!r}]", {name: entry})
-                    continue
-                self._settings(read_project(folder), folder / "pyproject.toml")
-            self._packages[folder] = local_package(entry, folder)
-
-    def _project_file(self, path: Path, name: str) -> None:
-        where = f"{name}, [project] dependencies"
-        if lock_of(path.parent):
-            self._take(self._locked(path.parent, Choice(itself=False)), where)
-            return
-        document = read_project(path.parent)
-        project = document.get("project")
-        if project is None or "dependencies" in project.get("dynamic", ()):
-            raise ConfigError(
-                f"{path} has no static [project] dependencies. Write them there, or install the project itself: "
-                f"Image(pip=[{str(path.parent)!r}])."
-            )
-        self._settings(document, path)
-        self._add(project.get("dependencies", []), where, document, path)
-
-    def _add(self, texts: Iterable[Any], origin: str, document: dict[str, Any], path: Path) -> None:
-        """Add requirements of a project without a lock. Those that uv would take from another source are refused."""
-        entries = _checked(texts, str(path))
-        sources = {package_name(name) for name in document.get("tool", {}).get("uv", {}).get("sources", {})}
-        said = {name for index in self._image.pip_indexes for name in index.packages}
-        said |= {requirement_name(entry) for entry in self._image.pip}
-        if missing := sorted(sources & {requirement_name(entry) for entry in entries} - said):
-            raise ConfigError(
-                f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image "
-                f"follows only through a lock: run `uv lock` in {path.parent}. Or name its source in the image: "
-                "pip_indexes for an index, pip for a path or a version."
-            )
-        self._found += [(entry, origin) for entry in entries]
+            if (folder / "pyproject.toml").is_file() and lock_of(folder):
+                extras = tuple(entry.removesuffix("]").rpartition("[")[2].split(",")) if "[" in entry else ()
+                locked = self._locked(folder, Choice(extras=extras))
+                self._take(locked, f"your pip=[{entry!r}]", {package_name(_name_of(folder)): entry})
+            else:
+                self._packages[folder] = local_package(entry, folder)
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
         return locked_project(folder, choice, self._root, self._target)
 
-    def _take(self, locked: Locked, origin: str, entries: dict[str, str] | None = None) -> None:
+    def _take(self, locked: Locked, origin: str, entries: Mapping[str, str] | None = None) -> None:
         """Add the packages of a lock."""
-        known = {package.name: package for package in self._rules.pinned}
-        for package in locked.packages:
-            other = known.setdefault(package.name, package)
-            if other.pin != package.pin:
-                raise ConfigError(
-                    f"The locks of an image contradict each other: {self._locks[package.name]} has {other.pin}, "
-                    f"{origin} has {package.pin}. Lock them together, as one workspace."
-                )
-            self._locks.setdefault(package.name, origin)
-        self._rules = replace(self._rules, pinned=tuple(known[name] for name in sorted(known)))
+        known = {package.name: package for package in (*locked.packages, *self._rules.pinned)}
+        overrides = _joined(self._rules.overrides, locked.overrides)
+        self._rules = replace(self._rules, pinned=tuple(known[name] for name in sorted(known)), overrides=overrides)
         self._image = replace(self._image, pip_indexes=(*self._image.pip_indexes, *locked.indexes))
         self._found += [(package.pin, origin) for package in locked.packages]
         for each in locked.local:
             self._packages[each.path] = replace(each, entry=(entries or {}).get(each.name, each.entry))
             self._found.append((self._packages[each.path].entry, origin))
-        self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, locked.overrides))
-
-    def _settings(self, document: dict[str, Any], path: Path) -> None:
-        """Add constraints and overrides of a project without a lock; warn of a lock that only its own tool reads."""
-        for name, export in EXPORTS.items():
-            if (path.parent / name).is_file():
-                warn(
-                    f"{path.parent / name} is not used: only its own tool reads it, and {path} is locked without it. "
-                    f"To use its versions, run `{export}` in {path.parent} and name {export.split()[-1]} in "
-                    "requirements= instead of the project."
-                )
-        settings = document.get("tool", {}).get("uv", {})
-        constraints = _checked(settings.get("constraint-dependencies", ()), f"{path}, constraint-dependencies")
-        overrides = _checked(settings.get("override-dependencies", ()), f"{path}, override-dependencies")
-        self._rules = replace(
-            self._rules,
-            constraints=_joined(self._rules.constraints, constraints),
-            overrides=_joined(self._rules.overrides, overrides),
-        )
 
     def _line(self, line: Line) -> None:
         """Add the content of a line of a file."""
@@ -246,6 +175,10 @@ class _Reading:
         self._rules = replace(rules, sources=sources)
 
 
+def _name_of(folder: Path) -> str:
+    return str(read_project(folder).get("project", {}).get("name", ""))
+
+
 def _check_hash(path: Path, line: Line) -> None:
     from skyward.builder.files.copied import sha256_of
 
@@ -255,43 +188,3 @@ def _check_hash(path: Path, line: Line) -> None:
 
 def _joined(known: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*known, *more}))
-
-
-def _checked(entries: Any, where: str) -> list[str]:
-    if isinstance(entries, str):
-        raise ConfigError(f"{where}: requirements must be a list, such as ['numpy>=2']; found {entries!r}.")
-    try:
-        return [fields.requirement(entry) for entry in entries]
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {str(error).removeprefix('Image: ')}") from None
-
-
-def _group(document: dict[str, Any], name: str, path: Path) -> tuple[str, ...]:
-    """Expand a dependency group with the groups it includes (PEP 735)."""
-    from packaging.dependency_groups import resolve_dependency_groups
-
-    try:
-        return resolve_dependency_groups(document["dependency-groups"], name)
-    except (ValueError, TypeError, LookupError, ExceptionGroup) as error:
-        raise ConfigError(f"{path}: the dependency group {name!r} is invalid: {error}.") from None
-
-
-def _extra(project: dict[str, Any], name: str, seen: set[str]) -> list[str]:
-    """Return the requirements of optional dependencies, which may name others of the same project."""
-    optional = {package_name(key): texts for key, texts in project["optional-dependencies"].items()}
-    found: list[str] = []
-    for text in optional.get(name, ()):
-        own = re.fullmatch(r"([A-Za-z0-9._-]+)\s*\[([^\]]+)\]", text)
-        if own and package_name(own[1]) == package_name(project.get("name", "")):
-            for inner in map(package_name, map(str.strip, own[2].split(","))):
-                found += [] if inner in seen else _extra(project, inner, seen | {name})
-        else:
-            found.append(text)
-    return found
-
-
-def _nearest(root: Path, names: Iterable[str]) -> Path:
-    for folder in (root, *root.parents):
-        if (folder / "pyproject.toml").is_file():
-            return folder / "pyproject.toml"
-    raise ConfigError(f"Image: groups={list(names)!r}, but there is no pyproject.toml in {root} or above.")

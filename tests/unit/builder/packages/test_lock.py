@@ -144,21 +144,17 @@ def test_nothing_to_lock_needs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_locked(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the package and who requires it."""
+    """The error says who requires what uv names, and does not repeat a login."""
     make_wheel(wheels, "leaf", "1.0")
     make_wheel(wheels, "leaf", "2.0")
     make_wheel(wheels, "top", "1.0", "leaf>=2")
-    make_wheel(wheels, "odd", "1.0", "nowhere")
-    make_wheel(wheels, "extras", "2.0", extras=("one",))
     plugin = with_origin(Image(pip=["leaf<2"]), Image(pip=["leaf<2", "top"]), "plugin big")
-    for image, kind, message in (
-        (with_origin(Image(), Image(pip=["gone>=1"]), "plugin torch"), ImageError, "version of 'gone' .* plugin torch"),
-        (Image(pip=["leaf==3"]), ImageError, r"No version of 'leaf' satisfies your pip=\['leaf==3'\]"),
-        (Image(pip=["odd"]), ImageError, r"No version of 'nowhere' satisfies a dependency of odd"),
-        (plugin, ConfigError, r"contradict each other: your pip=\['leaf<2'\] and plugin big"),
-        (Image(pip=["extras[no]"]), ConfigError, r"extras has no extra 'no' \(your pip=\['extras\[no\]'\]\)"),
+    for image, message in (
+        (with_origin(Image(), Image(pip=["gone>=1"]), "plugin torch"), "plugin torch.*gone was not found"),
+        (Image(pip=["leaf==3"]), r"your pip=\['leaf==3'\].*your image requires leaf==3"),
+        (plugin, r"your pip=\['leaf<2'\], plugin big.*leaf>=2"),
     ):
-        with pytest.raises(kind, match=message):
+        with pytest.raises(ImageError, match=f"(?s){message}"):
             _lock(image=image)
     with pytest.raises(ConfigError, match=r"cannot be locked for 'linux/s390x'; .*linux/amd64"):
         _lock("leaf", platform="linux/s390x")
@@ -168,7 +164,7 @@ def test_what_cannot_be_locked(wheels: Path, monkeypatch: pytest.MonkeyPatch) ->
         _lock(image=Image(pip=["leaf"], exclude_newer="2020-01-01"))
     (wheels.parent / "pip.conf").write_text("[global]\nindex-url = http://user:canary@127.0.0.1:9/simple\n")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(ImageError, match="could not be reached") as caught:
+    with pytest.raises(ImageError, match="Failed to fetch") as caught:
         _lock("leaf")
     assert "canary" not in str(caught.value)
 
@@ -213,7 +209,7 @@ def test_packages_for_the_base_s_c_library(wheels: Path) -> None:
     for minor in (31, 34):
         make_wheel(wheels, "modern", "1.0", tag=f"cp311-cp311-manylinux_2_{minor}_x86_64")
     make_wheel(wheels, "top", "1.0", "modern==1.0")
-    with pytest.raises(ImageError, match=r"'modern' has no wheel .*glibc 2\.28.*dependency of top.* need glibc 2\.31"):
+    with pytest.raises(ImageError, match=r"(?s)modern==1\.0 has no wheels.*manylinux_2_31"):
         _lock("top", libc="glibc 2.28")
     make_sdist(wheels, "modern", "1.0", {"pyproject.toml": SYSTEM})
     found = [_lock("modern", libc=f"glibc 2.{minor}").packages[0] for minor in (28, 31, 36)]
