@@ -7,35 +7,16 @@ name and entry by entry, by identity. If they have changed, the function is pick
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import repeat
-from operator import attrgetter, is_, itemgetter
-from pathlib import Path
 from typing import Any
 
-from skyward._pool import display
 from skyward._pool.code.bundle import MAIN, CodeBundle, bundle_modules, imported_by_main, local_modules
-from skyward._pool.code.dependencies import (
-    MISSING,
-    LoadedModule,
-    LoadedModules,
-    Walk,
-    contents_of,
-    small_pickle,
-    space_of,
-)
+from skyward._pool.code.dependencies import LoadedModules, Watch
 from skyward.runtime.environment import declared_env, is_collective
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.messages import encode
-
-_codes = attrgetter("__code__")
-_defaults = attrgetter("__defaults__")
-_keyword_defaults = attrgetter("__kwdefaults__")
-_spec = itemgetter("__spec__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +56,13 @@ class Functions:
     Equal content is sent once, even if it belongs to several objects.
 
     Args:
-        tell: prints warnings: once per function, about globals whose changes are not detected; and about modules whose
-            file was edited.
+        tell: prints warnings, once per function, about globals whose changes are not detected.
     """
 
     def __init__(self, *, tell: Callable[[str], object] = lambda _line: None) -> None:
         self._tell = tell
         self._lock = threading.RLock()
-        self._modules = LoadedModules(tell)
+        self._modules = LoadedModules()
         self._by_object: dict[int, _Snapshot] = {}
         self._by_digest: dict[bytes, Function] = {}
         self._of_series: dict[tuple[Callable[..., Any], str, frozenset[str]], _Snapshot] = {}
@@ -95,7 +75,7 @@ class Functions:
             SerializationError: it cannot be pickled; the message says what in it cannot.
         """
         known = self._by_object.get(id(fn))
-        if known is not None and known.is_current():
+        if known is not None and known.is_current(self._modules.generation()):
             return known.function
         with self._lock:
             return self._taken(fn, known)
@@ -103,29 +83,22 @@ class Functions:
     def of_series(self, fn: Callable[..., Any], name: str, modules: frozenset[str]) -> Function:
         """Return a function of skyward that runs user code, under that code's name and with the modules it needs."""
         key = (fn, name, modules)
-        known = self._of_series.get(key)
-        if known is not None and known.is_current():
+        known, generation = self._of_series.get(key), self._modules.generation()
+        if known is not None and known.is_current(generation):
             return known.function
         with self._lock:
-            found: dict[str, LoadedModule] = {}
-            bundle = bundle_modules(modules, partial(self._read, found))
+            bundle = bundle_modules(modules, self._modules.get)
             _, data = payload.dumps_function(fn)
-            function = Function(
-                next(self._numbers),
-                name,
-                data,
-                bundle,
-                latest=self._modules.latest,
-                replaces=known.function.number if known is not None else 0,
-            )
-            self._of_series[key] = _Snapshot(fn, function, None, found)
+            replaces = known.function.number if known is not None else 0
+            latest = self._modules.latest
+            function = Function(next(self._numbers), name, data, bundle, latest=latest, replaces=replaces)
+            self._of_series[key] = _Snapshot(fn, function, None, generation)
         return function
 
     def _taken(self, fn: Callable[..., Any], known: _Snapshot | None) -> Function:
         """Return the function in its present state, and record that."""
-        watch = Watch(fn)  # first, so that the next call detects concurrent changes
-        found: dict[str, LoadedModule] = {}
-        bundle: CodeBundle = local_modules(fn, partial(self._read, found))
+        generation, watch = self._modules.generation(), Watch(fn)  # first, so that the next call detects later changes
+        bundle: CodeBundle = local_modules(fn, self._modules.get)
         digest, data = payload.dumps_function(fn)
         same = self._by_digest.get(digest)
         function = _with_files(same, bundle) if same is not None else None
@@ -144,14 +117,10 @@ class Functions:
                 old.number if old is not None else 0,
             )
         self._by_digest[digest] = function
-        self._by_object[id(fn)] = _Snapshot(fn, function, watch, found)
+        self._by_object[id(fn)] = _Snapshot(fn, function, watch, generation)
         if watch.beyond and known is None:
             self._say(function.name, watch.beyond)
         return function
-
-    def _read(self, found: dict[str, LoadedModule], name: str, file: Path, path: str) -> bytes:
-        found[name] = self._modules.get(name, file, path)
-        return found[name].data
 
     def _forget(self, old: Function) -> None:
         for digest, function in self._by_digest.items():
@@ -171,117 +140,25 @@ class Functions:
 class _Snapshot:
     """A function as it was last sent, with the state needed to detect changes."""
 
-    __slots__ = ("_fn", "_imported", "_main", "_modules", "_size", "_watch", "function")
+    __slots__ = ("_fn", "_generation", "_imported", "_main", "_size", "_watch", "function")
 
-    def __init__(
-        self, fn: Callable[..., Any], function: Function, watch: Watch | None, modules: Mapping[str, LoadedModule]
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], function: Function, watch: Watch | None, generation: int) -> None:
         self._fn = fn  # the reference keeps its id from being reused
-        self.function = function
+        self.function, self._generation = function, generation
         self._watch = None if watch is None or watch.is_empty else watch
-        self._modules = ModulesWatch(modules) if modules else None
         self._main: dict[str, Any] | None = None
         if getattr(fn, "__module__", None) in MAIN and hasattr(fn, "__globals__"):
             self._main = fn.__globals__
             self._size, self._imported = len(fn.__globals__), set(imported_by_main(fn.__globals__))
 
-    def is_current(self) -> bool:
+    def is_current(self, generation: int) -> bool:
         """Return whether nothing sent with the function has changed."""
         main = self._main
         if main is not None and len(main) != self._size:
             if set(imported_by_main(main)) != self._imported:
                 return False
             self._size = len(main)
-        if self._modules is not None and not self._modules.unchanged():
-            return False
-        return self._watch is None or self._watch.unchanged()
-
-
-class Watch:
-    """Snapshot of the values sent with one function.
-
-    Args:
-        fn: the function, which is about to be pickled.
-
-    Attributes:
-        beyond: names and types of the globals inside which changes are not detected.
-    """
-
-    __slots__ = ("_cells", "_codes", "_empty", "_entries", "_functions", "_small", "_spaces", "_tensors", "beyond")
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        found = Walk(fn)
-        self._spaces = [
-            (space, (*names,), [space.get(name, MISSING) for name in names]) for space, names in found.spaces.values()
-        ]
-        self._functions = found.functions
-        self._codes = [(get, list(map(get, found.functions))) for get in (_codes, _defaults, _keyword_defaults)]
-        self._cells = [(cell, contents_of(cell)) for cell in found.cells]
-        self._entries, self._empty = found.entries, found.empty
-        self._small = found.small
-        self._tensors = found.tensors
-        self.beyond: dict[str, str] = found.beyond
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing in it can change."""
-        return not (self._functions or self._entries or self._empty or self._small or self._tensors)
-
-    def unchanged(self) -> bool:
-        """Return whether everything is unchanged."""
-        try:
-            for space, names, values in self._spaces:
-                if not all(map(is_, map(space.get, names, repeat(MISSING)), values)):
-                    return False
-            for get, values in self._codes:
-                if not all(map(is_, map(get, self._functions), values)):
-                    return False
-            for cell, content in self._cells:
-                if contents_of(cell) is not content:
-                    return False
-            if any(self._empty):
-                return False
-            for entries, values in self._entries:
-                if len(entries) != len(values) or not all(map(is_, entries, values)):
-                    return False
-            return not (self._small or self._tensors) or self._content_is_unchanged()
-        except RuntimeError:  # another thread is changing a collection
-            return False
-
-    def _content_is_unchanged(self) -> bool:
-        return all(tensor._version == version for tensor, version in self._tensors) and all(
-            small_pickle(obj) == data for obj, data in self._small
-        )
-
-
-class ModulesWatch:
-    """Detects reloads of a set of modules. Checked at every call: 0.1 us per module."""
-
-    __slots__ = ("_cell", "_imported", "_modules", "_names", "_others", "_spaces", "_specs")
-
-    def __init__(self, modules: Mapping[str, LoadedModule]) -> None:
-        self._imported = [each for each in modules.values() if each.module is not None]
-        self._others = [each for each in modules.values() if each.module is None]
-        self._names = [each.name for each in self._imported]
-        self._modules = [each.module for each in self._imported]
-        self._spaces = [space_of(each.module) for each in self._imported]
-        self._specs = [each._spec for each in self._imported]
-        self._cell = display.cells_begun
-
-    def unchanged(self) -> bool:
-        """Return whether no module was reloaded."""
-        try:
-            if not all(map(is_, map(sys.modules.get, self._names), self._modules)):
-                return False
-            if not all(map(is_, map(_spec, self._spaces), self._specs)):
-                return False
-        except KeyError:  # a module that is being loaded briefly has no spec
-            return False
-        if self._cell != display.cells_begun:
-            if not all(each.is_current() for each in self._imported):
-                return False
-            self._cell = display.cells_begun
-        return not self._others or all(each.is_current() for each in self._others)
+        return generation == self._generation and (self._watch is None or self._watch.unchanged())
 
 
 def _with_files(function: Function, bundle: CodeBundle) -> Function | None:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import ast
 import copyreg
-import dis
 import hashlib
 import io
 import pickle
 import struct
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from cloudpickle.cloudpickle import _should_pickle_by_reference
 
 from skyward._pool.code.bundle import CodeBundle, bundle_modules, local_modules
+from skyward._pool.code.dependencies import global_names
 from skyward.errors import SerializationError
 from skyward.runtime.environment import declared_env
 from skyward.wire import payload, tensors
@@ -151,7 +151,7 @@ class _Encoder:
     def _function(self, fn: types.FunctionType) -> bytes:
         if payload.decorated(fn) or _should_pickle_by_reference(fn):
             return self._named(fn, fn.__qualname__)
-        names = {name: fn.__globals__[name] for name in _global_names(fn.__code__) if name in fn.__globals__}
+        names = {name: fn.__globals__[name] for name in global_names(fn.__code__) if name in fn.__globals__}
         values = (
             fn.__code__,
             fn.__defaults__,
@@ -247,16 +247,6 @@ def _pickled(values: list[Any]) -> bytes:
 
 def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in sorted(values)}
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    """Yield the globals used by code, including nested functions."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
 
 
 def _modules_digest(bundle: CodeBundle) -> bytes:
