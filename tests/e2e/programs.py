@@ -6,22 +6,14 @@ A module without pytest, since nodes have none to import when they load these fu
 from __future__ import annotations
 
 import functools
-import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any
 
 import skyward as sky
-
-if TYPE_CHECKING:
-    pass
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def here() -> sky.InstanceInfo:
@@ -29,23 +21,6 @@ def here() -> sky.InstanceInfo:
     info = sky.instance_info()
     assert info is not None
     return info
-
-
-# broadcast, place, head ----------------------------------------------------------------------------------------
-
-
-@sky.compute
-def introduce(data: list[int]) -> dict[str, Any]:
-    """Every node says who it is, from the value and from the document it is read from."""
-    info = here()
-    print(f"Node {info.node}/{info.total_nodes}, head: {info.is_head}")
-    return {
-        "node": info.node,
-        "job": info.job_id,
-        "peers": [peer.node for peer in info.peers],
-        "document": json.loads(os.environ["COMPUTE_POOL"])["node"],
-        "sum": sum(data),
-    }
 
 
 @sky.compute
@@ -78,47 +53,6 @@ def _ask_head(info: sky.InstanceInfo, limit_s: float) -> str:
         connection.sendall(str(info.node).encode())
         return f"node {info.node} got {connection.recv(64).decode()}"
 
-
-# output --------------------------------------------------------------------------------------------------------
-
-
-def _say_both() -> int:
-    info = here()
-    print(f"out of {info.node}")
-    print(f"err of {info.node}", file=sys.stderr)
-    return info.node
-
-
-@sky.compute
-def aloud() -> int:
-    return _say_both()
-
-
-@sky.compute
-@sky.stdout(only="head")
-def head_aloud() -> int:
-    return _say_both()
-
-
-@sky.compute
-@sky.stdout(only=lambda info: info.node > 0)
-def others_aloud() -> int:
-    return _say_both()
-
-
-@sky.compute
-@sky.stderr(only="head")
-def head_warns() -> int:
-    return _say_both()
-
-
-@sky.compute
-@sky.silent
-def mute() -> int:
-    return _say_both()
-
-
-# a plugin of a third party -------------------------------------------------------------------------------------
 
 PACKAGE = "iniconfig"  # small, pure Python, and in no image of these tests unless the plugin adds it
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
@@ -57,23 +59,42 @@ class Terminal:
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
         """Wait until a string is shown that has not been waited for yet; all that was shown up to it."""
-        deadline = time.monotonic() + seconds
-        while (at := self.shown.find(text.encode())) < 0:
-            left = deadline - time.monotonic()
-            assert left > 0, f"{text!r} was not shown; this was: {self.shown.decode(errors='replace')}"
-            if select.select([self._ours], [], [], min(left, 0.2))[0]:
-                self.shown += os.read(self._ours, 65536)
-        end = at + len(text.encode())
-        before, self.shown = self.shown[:end], self.shown[end:]
-        return before.decode(errors="replace")
+        return self.wait_match(re.escape(text), seconds)
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait_match(self, pattern: str, seconds: float = 120) -> str:
+        """The same for what matches a pattern; without colours and control sequences."""
+        deadline = time.monotonic() + seconds
+        while (found := re.search(pattern, self.plain)) is None:
+            ended = self.process.poll() is not None
+            assert self._read(0.1) or not ended, f"the program ended without {pattern!r}:\n{self.plain}"
+            assert time.monotonic() < deadline, f"{pattern!r} was not shown:\n{self.plain}"
+        before, after = self.plain[: found.end()], self.plain[found.end() :]
+        self.shown = after.encode()
+        return before
+
+    def wait(self, seconds: float = 120) -> int:
         """Wait for the end of the program, and read what it shows until then; its exit status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it has not ended; this was shown: {self.shown!r}"
-            if select.select([self._ours], [], [], 0.05)[0]:
-                self.shown += os.read(self._ours, 65536)
-        while select.select([self._ours], [], [], 0.05)[0]:
-            self.shown += os.read(self._ours, 65536)
+            self._read(0.05)
+            assert time.monotonic() < deadline, f"the program did not end:\n{self.plain}"
+        while self._read(0.05):
+            pass
         return int(self.process.returncode)
+
+    @property
+    def plain(self) -> str:
+        """What has been shown and not been waited for, without colours and control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.shown.decode(errors="replace")).replace("\r\n", "\n")
+
+    def _read(self, seconds: float) -> bool:
+        """Read what is there, or comes soon; whether there was anything."""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        self.shown += os.read(self._ours, 65536)
+        return True
+
+
+def python(*words: str) -> list[str]:
+    """The command line of a program of this interpreter."""
+    return [sys.executable, *words]

@@ -26,8 +26,6 @@ class TestLocal(ProviderConformance):
 class TestDocker(ProviderConformance):
     """Containers of the engine here."""
 
-    calls = ("open", "replace")  # tests/e2e/test_docker_sweep.py has all others, and those below them
-
     def provider(self) -> sky.Docker:
         return sky.Docker()
 

@@ -13,7 +13,7 @@ import skyward as sky
 from skyward.errors import TaskCancelledError
 from tests.e2e.conftest import provider_of
 from tests.e2e.debugged import asks, double, fail_later
-from tests.e2e.patterns import PatternTerminal, python
+from tests.e2e.terminal import Terminal, python
 from tests.waiting import wait_until
 
 PROMPT = r"\(Pdb\) "
@@ -26,10 +26,10 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sky.ComputePool]:
         yield pool
 
 
-def debugger(pool: sky.ComputePool, node: int) -> PatternTerminal:
+def debugger(pool: sky.ComputePool, node: int) -> Terminal:
     """The debugger of a call that is, or will be, at a breakpoint there."""
     again = 'until "$@"; do sleep 0.2; done'
-    return PatternTerminal(["sh", "-c", again, "sh", *python("-m", "skyward", "debug", pool.id, str(node))])
+    return Terminal(["sh", "-c", again, "sh", *python("-m", "skyward", "debug", pool.id, str(node))])
 
 
 def test_a_call_is_debugged_from_another_terminal(pool: sky.ComputePool) -> None:
@@ -46,7 +46,7 @@ def test_a_call_is_debugged_from_another_terminal(pool: sky.ComputePool) -> None
         terminal.type("y = 10\n")
         terminal.wait_match(PROMPT)
         terminal.type("\x04")
-        assert terminal.wait_end() == 0
+        assert terminal.wait() == 0
     assert not future.done()
     with debugger(pool, node) as terminal:
         for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_call_is_debugged_from_another_terminal(pool: sky.ComputePool) -> None
         terminal.wait_match("--Return--")
         terminal.wait_match(PROMPT)
         terminal.type("n\n")
-        assert terminal.wait_end() == 0
+        assert terminal.wait() == 0
     assert future.result() == 20
 
 
@@ -79,7 +79,7 @@ def test_quitting_ends_the_call_and_continuing_does_not(pool: sky.ComputePool) -
         with debugger(pool, node) as terminal:
             terminal.wait_match(PROMPT)
             terminal.type(word)
-            assert terminal.wait_end() == 0
+            assert terminal.wait() == 0
         wait_until(partial(lambda least: sum(each.done() for each in calls) > least, done))
     outcomes = [call.exception() for call in calls]
 
@@ -103,10 +103,10 @@ def test_input_reads_nothing(pool: sky.ComputePool) -> None:
 
 def test_debug_shows_where_a_call_failed() -> None:
     """In this process, after the exception; then it is raised."""
-    with PatternTerminal(python(str(Path(__file__).with_name("debugged.py")))) as terminal:
+    with Terminal(python(str(Path(__file__).with_name("debugged.py")))) as terminal:
         assert "ZeroDivisionError" in terminal.wait_match(PROMPT)
         terminal.type("p over, x\n")
         assert "(10, 0)" in terminal.wait_match(PROMPT)
         terminal.type("q\n")
         terminal.wait_match("ZeroDivisionError: division by zero")
-        assert terminal.wait_end() == 0
+        assert terminal.wait() == 0

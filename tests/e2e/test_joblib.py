@@ -17,7 +17,7 @@ import sklearn
 from joblib import Parallel, delayed
 from scipy import sparse  # type: ignore[import-untyped]
 from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV, ParameterGrid, cross_val_score, cross_validate
+from sklearn.model_selection import GridSearchCV, ParameterGrid
 from sklearn.utils.parallel import Parallel as SklearnParallel
 from sklearn.utils.parallel import delayed as sklearn_delayed
 
@@ -159,25 +159,6 @@ def test_a_grid_search_finds_the_same_and_fits_nothing_here(
     assert set(nodes_of_fits(grid)) == {0, 1}
     assert set(nodes_of_fits(local_search)) == {-1}
     assert sum(fits_on(pool)) == fits
-
-
-def test_cross_validation(pool: sky.ComputePool, plain_pool: sky.ComputePool, digits: tuple[Any, Any]) -> None:
-    """The same scores through both forms as in one process, and each model comes back fitted on a node."""
-    model = functions.Counted(C=0.1, max_iter=200)
-    with locally():
-        expected = cross_val_score(model, *digits, cv=4)
-    fits_on(pool), fits_on(plain_pool)
-
-    through_pool = cross_val_score(model, *digits, cv=4, n_jobs=-1)
-    with sklearn_backend(plain_pool):
-        through_backend = cross_val_score(model, *digits, cv=4, n_jobs=-1)
-    models = cross_validate(model, *digits, cv=4, n_jobs=-1, return_estimator=True)["estimator"]
-
-    np.testing.assert_allclose(through_pool, expected, atol=1e-9)
-    np.testing.assert_allclose(through_backend, expected, atol=1e-9)
-    assert all(fitted.node_ in (0, 1) for fitted in models)
-    assert sum(fits_on(pool)) == 8
-    assert sum(fits_on(plain_pool)) == 4
 
 
 def test_settings_of_scikit_learn_travel(pool: sky.ComputePool) -> None:

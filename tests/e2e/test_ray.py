@@ -15,7 +15,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 import skyward as sky
-from skyward.errors import PluginError
 from skyward.plugins._ray import TOKEN, read_ports
 
 if find_spec("ray") is None or find_spec("grpc") is None:
@@ -150,14 +149,6 @@ def test_nobody_is_served_without_the_token(pool: sky.ComputePool) -> None:
         assert answer.status == 200
     assert processes_with(token) == []
     assert token not in os.environ.values()
-
-
-def test_a_second_connection_is_refused(pool: sky.ComputePool) -> None:
-    """Before anything of the second pool exists."""
-    second = sky.ComputePool(sky.Local(), plugins=[sky.plugins.ray()])
-    with pytest.raises(PluginError, match=r"connected to Ray already"), second:
-        pass
-    assert list(Path("/tmp").glob(f"skyward-{second.id}*")) == []
 
 
 def test_the_program_is_connected_again_when_node_0_is_lost(pool: sky.ComputePool, ray: Any) -> None:

@@ -1,4 +1,4 @@
-"""The forms of programs users write that need no framework, on containers and on processes."""
+"""Programs of users that coordinate nodes themselves or bring plugins, on containers and on processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,62 +35,10 @@ def meter(level=1):
 """
 
 
-def test_every_node_runs_the_function_and_knows_its_place(pool: sky.ComputePool, printed: Printed) -> None:
-    """`@` gives a list to iterate over, one result per node; what nodes print is labelled with the node."""
-    results = programs.introduce([1, 2, 3]) @ pool
-
-    assert [r["node"] for r in results] == [r["document"] for r in results] == [0, 1]
-    assert all(r["peers"] == [0, 1] and r["sum"] == 6 for r in results)
-    seen = printed.read().out.splitlines()
-    assert sorted(seen) == ["[0] Node 0/2, head: True", "[1] Node 1/2, head: False"]
-
-
 def test_the_head_coordinates_the_others(pool: sky.ComputePool) -> None:
     """Node 0 listens where all nodes were told; the others reach it there, again and again in one pool."""
     for words in (["red", "green"], ["cat", "dog"]):
         assert programs.hand_out(words) @ pool == [f"head keeps {words[0]}", f"node 1 got {words[1]}"]
-
-
-def test_a_decorated_entry_function(provider_name: str) -> None:
-    """`@sky.pool(...)` around main, `@ sky` inside it; what main returns comes back, and its pool is gone."""
-
-    @sky.pool(provider=provider_of(provider_name), nodes=NODES)
-    def main(data: list[int]) -> tuple[list[int], set[str]]:
-        results = programs.introduce(data) @ sky
-        return [r["sum"] + r["node"] for r in results], {r["job"] for r in results}
-
-    first, second = main([4, 5]), main([0])
-
-    assert (first[0], second[0]) == ([9, 10], [0, 1])
-    jobs = first[1] | second[1]
-    assert len(jobs) == 2  # a pool of its own each time
-    assert not jobs & {found["pool"] for found in provider_of(provider_name).find()}
-
-
-@pytest.mark.parametrize(
-    ("function", "out", "err"),
-    [
-        (programs.aloud, [0, 1], [0, 1]),
-        (programs.head_aloud, [0], [0, 1]),
-        (programs.others_aloud, [1], [0, 1]),
-        (programs.head_warns, [0, 1], [0]),
-        (programs.mute, [], []),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_who_may_print(
-    pool: sky.ComputePool,
-    printed: Printed,
-    function: Callable[[], sky.PendingCompute[int]],
-    out: list[int],
-    err: list[int],
-) -> None:
-    """Output of the nodes that may print arrives, on its own stream; that of the others does not; all return."""
-    assert function() @ pool == [0, 1]
-
-    seen = printed.read()
-    assert sorted(seen.out.splitlines()) == [f"[{node}] out of {node}" for node in out]
-    assert sorted(seen.err.splitlines()) == [f"[{node}] err of {node}" for node in err]
 
 
 def test_a_plugin_with_every_hook(provider_name: str, printed: Printed) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import skyward as sky
 from tests.e2e.functions import double
-from tests.e2e.patterns import PatternTerminal, python
+from tests.e2e.terminal import Terminal, python
 from tests.waiting import wait_until
 
 
@@ -61,11 +61,11 @@ def test_ps_looks_again_until_ctrl_c(quiet_pool: sky.ComputePool) -> None:
     """With what each node uses; in a terminal and in a pipe, as text and as JSON."""
     double(2) >> quiet_pool
     watch = python("-m", "skyward", "ps", "--watch")
-    with PatternTerminal(watch, columns=200) as terminal:
+    with Terminal(watch, columns=200) as terminal:
         for _ in range(2):
             terminal.wait_match(rf"MEM(?s:.*?){quiet_pool.id} +0 .*\d[KMG].*\n{quiet_pool.id} +1 .*\d[KMG]")
         terminal.type("\x03")
-        assert terminal.wait_end() == 0
+        assert terminal.wait() == 0
     with subprocess.Popen([*watch, "--json"], stdout=subprocess.PIPE, text=True) as ran:
         assert ran.stdout
         found = (json.loads(line) for line in ran.stdout)

@@ -1,8 +1,7 @@
-"""PyTorch and Transformers in containers: they train on two nodes, agree, and do what one process does."""
+"""PyTorch in containers: ranks train on two nodes, agree, and do what one process does."""
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,15 +12,10 @@ import skyward as sky
 from skyward.errors import PluginError
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.plugins import transform_all
-from tests.conftest import ROOT
 from tests.e2e import torch_functions as functions
 
 torch = pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
-
-GUIDES = ROOT / "examples" / "guides"
 IMAGE = sky.Image(pip=["scikit-learn"])  # with the torch plugin, that of the guides on PyTorch
-HUB_IMAGE: sky.Image = runpy.run_path(str(GUIDES / "11_huggingface_finetuning.py"))["IMAGE"]
-TOKEN = "hf_CanaryThatMustNotShow" + "0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +35,6 @@ def plain_image() -> sky.Image:
 def plain_pool(plain_image: sky.Image) -> Iterator[sky.ComputePool]:
     """Two nodes with torch and without the plugin, for the decorators."""
     with sky.ComputePool(sky.Docker(), nodes=2, image=plain_image) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def hub_pool() -> Iterator[sky.ComputePool]:
-    """Two nodes with Transformers and a token."""
-    plugins = [sky.plugins.torch(), sky.plugins.huggingface(token=TOKEN)]
-    with sky.ComputePool(sky.Docker(), nodes=2, image=HUB_IMAGE, plugins=plugins) as pool:
         yield pool
 
 
@@ -144,25 +130,3 @@ def test_ranks_of_one_node_form_one_group() -> None:
     found = [[env[name] for name in names] for _, env in results]
     assert found == [[str(rank), str(rank // 2), str(rank % 2), "2", "4"] for rank in range(4)]
     assert len({env["MASTER_PORT"] for _, env in results}) == 1
-
-
-@pytest.mark.large  # its image has Transformers
-def test_the_token_reaches_the_function_and_nothing_else(
-    hub_pool: sky.ComputePool,
-    containers: Callable[[str], list[Any]],
-    engine: Any,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The hub's library finds it; no container setting, command line, file, image, label or line of output has it."""
-    assert functions.token_of_the_hub() @ hub_pool == [(TOKEN, TOKEN, False)] * 2
-
-    nodes = containers(hub_pool.id)
-    assert len(nodes) == 2
-    for node in nodes:
-        assert TOKEN not in str(node.attrs)
-        assert TOKEN not in str(node.top(ps_args="axww"))
-        assert TOKEN not in node.logs().decode()
-        assert TOKEN not in str(node.diff())
-    image = nodes[0].image
-    assert TOKEN not in str(image.attrs) + str(image.history())
-    assert TOKEN not in "".join(capfd.readouterr()) + repr(hub_pool) + repr(vars(hub_pool))

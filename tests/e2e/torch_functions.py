@@ -156,13 +156,3 @@ def on_one_node_too() -> tuple[int, float]:
 @sky.compute
 def without_torch(values: list[int]) -> int:
     return sum(values)
-
-
-@sky.compute
-def token_of_the_hub() -> tuple[str | None, str | None, bool]:
-    """The token as the hub's library finds it, the variable, and whether a file holds one."""
-    from pathlib import Path
-
-    from huggingface_hub import constants, get_token
-
-    return get_token(), os.environ.get("HF_TOKEN"), Path(constants.HF_TOKEN_PATH).exists()

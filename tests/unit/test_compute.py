@@ -94,29 +94,6 @@ def test_a_limit_gives_another_call() -> None:
     assert call.timeout is None
 
 
-def test_calls_with_unhashable_arguments_are_hashable() -> None:
-    """A call is compared and hashed by identity, whatever it was given."""
-    call = add(1, y=[])  # type: ignore[arg-type]
-
-    assert {call: 1}[call] == 1
-    assert call != add(1, y=[])  # type: ignore[arg-type]
-
-
-def test_many_shapes_of_arguments_are_all_checked() -> None:
-    """A function with any number of arguments remembers a bounded number of shapes, and still checks the rest."""
-
-    def fn(first: int, *rest: int, **more: int) -> int:
-        return first + sum(rest) + sum(more.values())
-
-    lazy = compute(fn)
-    for n in range(1, 200):
-        assert len(lazy(*range(n)).args) == n
-
-    with pytest.raises(TypeError):
-        lazy(b=1)  # type: ignore[call-arg]
-    assert len(lazy._shapes) < 100
-
-
 def test_callables_of_every_kind_can_be_decorated(pool: HereTarget) -> None:
     """Partials, functions written in C and lambdas are called like functions."""
     assert compute(functools.partial(add.local, y=1))(1) >> pool == 2
@@ -142,19 +119,6 @@ def test_a_method_gets_its_instance(pool: HereTarget) -> None:
     assert call.args == (model, 5)
     assert call >> pool == 15
     assert isinstance(Model.predict, ComputeFunction)
-
-
-# operators
-
-
-def test_operators_send_calls_to_a_pool(pool: HereTarget) -> None:
-    """`>>` runs once, `@` on every node, `>` in the background."""
-    call = add(1, 2)
-
-    assert call >> pool == 3
-    assert call @ pool == [3, 3]
-    assert (call > pool).result() == 3
-    assert pool.asked[0] == ("run", call)
 
 
 @pytest.mark.parametrize("target", [sky, sky.sky], ids=["module", "singleton"])
