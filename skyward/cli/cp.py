@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE
-from tempfile import TemporaryFile
 from typing import IO
 
 import click
@@ -17,22 +16,10 @@ from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.cli.runs import transfer
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.access import Program
-from skyward.runner.entry.copy import (
-    BEGIN,
-    BROKEN_OFF,
-    CHUNK,
-    SOME_LEFT_OUT,
-    CopyError,
-    Destination,
-    name_of,
-    pack,
-    size_of,
-    unpack,
-)
+from skyward.runner.entry.copy import BEGIN, CHUNK, CopyError, Destination, name_of, pack, unpack
 
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
 _ENV = {"PYTHONSAFEPATH": "1"}  # do not import the node's files as modules
-_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,7 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
     As `cp -r` does: a DESTINATION that is a folder gets the copy inside, under its own name; any other becomes the
     copy, and its parent must exist. `SOURCE/.` is what is in a folder, without the folder. A slash at the end of SOURCE
-    changes nothing. Modes and times are kept, links stay links. A file appears when it is whole.
+    changes nothing. Modes and times are kept, links stay links.
     """
     into, origins = RemotePath.parse(destination), [RemotePath.parse(source) for source in sources]
     remote = [each for each in origins if each is not None]
@@ -82,21 +69,25 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
 
 def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
-    report = _Report(target)
-    with target.enter() as access, transfer(f"copying into {target.title}", size_of(sources)) as count:
-        words = [*_PROGRAM, "put", destination, str(len(sources))]
-        with closing(Program(access, words, env=_ENV, stdin=PIPE, stderr=report.errors)) as program:
-            given = program.process.stdin
-            assert given
-            try:
-                with suppress(BrokenPipeError):  # it has reported why
-                    pack(sources, _Counted(given, count), report.note)
-            except CopyError as error:
-                raise SkywardError(f"The copy failed: {error}") from error
-            finally:
-                with suppress(BrokenPipeError):
-                    given.close()
-            return report.status(program.wait())
+    words = [*_PROGRAM, "put", destination, str(len(sources))]
+    with (
+        target.enter() as access,
+        transfer(f"copying into {target.title}") as count,
+        closing(Program(access, words, env=_ENV, stdin=PIPE)) as program,
+    ):
+        given = program.process.stdin
+        assert given
+        try:
+            with suppress(BrokenPipeError):  # it has reported why
+                pack(sources, _Counted(given, count))
+        except CopyError as error:
+            raise SkywardError(str(error)) from error
+        finally:
+            with suppress(BrokenPipeError):
+                given.close()
+        if program.wait():
+            raise SkywardError(f"The copy into {target.title} failed.")
+    return 0
 
 
 def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
@@ -104,22 +95,30 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
         into = Destination(destination, several=len(paths) > 1)
     except CopyError as error:
         raise ConfigError(f"{error} Nothing was copied.") from error
-    report = _Report(target)
-    with target.enter() as access, transfer(f"copying out of {target.title}") as count:
-        words = [*_PROGRAM, "get", *paths]
-        with closing(Program(access, words, env=_ENV, stdin=DEVNULL, stdout=PIPE, stderr=report.errors)) as program:
-            output = program.process.stdout
-            assert output
-            broken = ""
-            try:
-                if BEGIN in iter(output.readline, b""):
-                    unpack(_Counted(output, count), into, report.note, {name_of(path) for path in paths})
-                    while output.read(CHUNK):
-                        pass  # what follows the end of the archive
-            except CopyError as error:
-                broken = str(error)
-                program.close()
-            return report.status(program.wait() if not broken else BROKEN_OFF, broken)
+    refused = list[str]()
+
+    def note(file: str, why: str) -> None:
+        refused.append(file)
+        click.echo(f"skyward: not copied: {file} {why}", err=True)
+
+    words = [*_PROGRAM, "get", *paths]
+    with (
+        target.enter() as access,
+        transfer(f"copying out of {target.title}") as count,
+        closing(Program(access, words, env=_ENV, stdin=DEVNULL, stdout=PIPE)) as program,
+    ):
+        output = program.process.stdout
+        assert output
+        try:
+            if BEGIN in iter(output.readline, b""):
+                unpack(_Counted(output, count), into, {name_of(path) for path in paths}, note)
+                while output.read(CHUNK):
+                    pass  # what follows the end of the archive
+        except CopyError as error:
+            raise SkywardError(str(error)) from error
+        if program.wait():
+            raise SkywardError(f"The copy out of {target.title} failed.")
+    return int(bool(refused))
 
 
 class _Counted:
@@ -137,38 +136,3 @@ class _Counted:
         data = self._stream.read(count)
         self._count(len(data))
         return data
-
-
-class _Report:
-    """What was not copied.
-
-    Attributes:
-        errors: the file to which the program in the node reports.
-    """
-
-    def __init__(self, target: NodeTarget) -> None:
-        self._title, self._failures = target.title, list[str]()
-        self.errors = TemporaryFile()  # noqa: SIM115 - closed at the end of this process
-
-    def note(self, file: str, why: str) -> None:
-        """Record a file that was not copied."""
-        self._failures.append(f"not copied: {file} {why}")
-
-    def status(self, status: int, broken: str = "") -> int:
-        """Print what was not copied; return the exit status.
-
-        Raises:
-            SkywardError: the copy broke off.
-        """
-        self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").splitlines()
-        if status > SOME_LEFT_OUT:
-            lines = said[-_MOST_NAMED:] or [broken]
-            what = "\n".join(lines)
-            raise SkywardError(f"The copy failed in {self._title}: {what}")
-        failures = self._failures + said
-        for failure in failures[:_MOST_NAMED]:
-            click.echo(f"skyward: {failure}", err=True)
-        if len(failures) > _MOST_NAMED:
-            click.echo(f"skyward: and {len(failures) - _MOST_NAMED} more were not copied", err=True)
-        return SOME_LEFT_OUT if failures else 0

