@@ -75,12 +75,6 @@ def test_records_of_logging_reach_handlers(new_pool: NewPool, handled: list[logg
     assert all(record.call for record in found)
 
 
-def test_without_handlers_records_are_printed(new_pool: NewPool, printed: Printed) -> None:
-    with new_pool() as pool:
-        sky.compute(functions.log)(4) >> pool
-    assert printed.read().err.endswith("[0] ERROR:train:at 40\n[0] WARNING:train:at 30\n")
-
-
 def test_the_record_of_much_output_is_bounded(
     new_pool: NewPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -83,18 +83,6 @@ def test_a_command_that_fails_says_so_by_its_status(looked: sky.ComputePool, wor
     assert (b"on the node" in done.stderr) == (status < 128)
 
 
-@pytest.mark.parametrize("looked", ["local"], indirect=True)
-def test_a_pool_is_named_by_the_begin_of_its_identifier(looked: sky.ComputePool) -> None:
-    """What names no one node is refused in a sentence."""
-    begin = [*SKYWARD, "exec", looked.id[:7], "--", "true"]
-    assert subprocess.run(begin, check=False, timeout=120).returncode == 0
-
-    done = on_node(looked, 7, "true")
-
-    assert done.returncode == 6
-    assert f"Pool {looked.id} has no node 7 that runs: its nodes are 0, 1." in done.stderr.decode()
-
-
 def test_signals_reach_the_command(looked: sky.ComputePool) -> None:
     """It may handle them, and its status then counts."""
     command = [
@@ -163,14 +151,6 @@ def test_a_shell_is_a_terminal(looked: sky.ComputePool) -> None:
         assert terminal.wait() == 3
         assert terminal.settings == before
     assert not any(processes("98763") @ looked)
-
-
-def test_a_shell_takes_a_terminal() -> None:
-    """Nothing is looked for without one."""
-    done = subprocess.run([*SKYWARD, "shell", "x"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-
-    assert done.returncode == 2
-    assert b"needs a terminal as its standard input" in done.stderr
 
 
 def cp(*words: object) -> subprocess.CompletedProcess[str]:
@@ -266,17 +246,6 @@ def test_a_port_where_nothing_listens_is_said(looked: sky.ComputePool) -> None:
         assert process.stderr
         assert f"nothing answers at port {port} of the node" in process.stderr.readline()
         assert process.poll() is None
-
-
-@pytest.mark.parametrize("looked", ["local"], indirect=True)
-def test_a_port_that_is_taken_here_is_refused(looked: sky.ComputePool) -> None:
-    """With what to say instead."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = subprocess.run([*SKYWARD, "forward", looked.id, port], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 2
-    assert f"Port {port} of 127.0.0.1 is in use; say --local PORT" in done.stderr
 
 
 def test_the_end_of_a_node_ends_its_shell(looked: sky.ComputePool) -> None:

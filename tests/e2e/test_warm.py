@@ -271,15 +271,6 @@ def test_without_keep_the_pool_ends(run: Run, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Local"], indirect=True)
-def test_a_pool_that_cannot_be_opened_is_left_as_it_was(run: Run, kind: str) -> None:
-    """The next client finds the nodes."""
-    first = run("one").ends()
-    with pytest.raises(PoolError, match="is kept on"):
-        sky.ComputePool(sky.Docker() if kind == "Local" else sky.Local(), name="warm").__enter__()
-    assert agents(run("two").ends()) == agents(first)
-
-
-@pytest.mark.parametrize("kind", ["Local"], indirect=True)
 def test_a_fork_of_the_client_keeps_nothing(run: Run) -> None:
     """A child that lives on has no claim to the pool."""
     body = "if os.fork() == 0:\n    open('child', 'w').write(str(os.getpid()))\n    time.sleep(600)\n    os._exit(0)"
@@ -290,19 +281,6 @@ def test_a_fork_of_the_client_keeps_nothing(run: Run) -> None:
         assert agents(run("two", share=False).ends()) == agents(before)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("kind", ["Local"], indirect=True)
-def test_it_is_opened_twice_in_one_process(run: Run, kind: str) -> None:
-    """One inside the other is an error, which says so; one after the other is a take-over like any."""
-    del run
-    ids = []
-    for _ in range(2):
-        with sky.ComputePool(provider_of(kind), name="warm", keep=30, display="quiet") as pool:
-            ids.append(pool.id)
-            with pytest.raises(PoolError, match="has pool 'warm' open already"):
-                sky.ComputePool(provider_of(kind), name="warm", keep=30).__enter__()
-    assert ids[0] == ids[1]
 
 
 def test_skyward_down(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -> None:

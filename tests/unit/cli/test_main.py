@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
@@ -38,13 +37,6 @@ def test_every_kind_of_error_has_a_status(name: str, status: int) -> None:
     assert status_of(kind.__new__(kind)) == status
 
 
-def test_no_branch_is_forgotten() -> None:
-    """Every class below SkywardError has a status of its own branch."""
-    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.SkywardError)]
-
-    assert [each for each in classes if status_of(each.__new__(each)) == 1] == [errors.SkywardError]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_table_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each entry of the table is a command that explains itself."""
@@ -58,18 +50,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in capsys.readouterr().out for name in ["Commands:"])
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"skyward {__version__}\n"
-
-
-@pytest.mark.parametrize("words", [[], ["image"]])
-def test_the_overview_has_each_commands_first_sentence_whole(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a terminal of the usual 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([*words, "--help"]) == 0
-    _, _, commands = capsys.readouterr().out.partition("Commands:\n")
-    assert commands
-    assert [line for line in commands.splitlines() if not line.endswith(".")] == []
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["build"], ["build", "--what"], ["image", "prune", "--keep", "x"]])
@@ -100,18 +80,6 @@ def test_an_error_is_one_sentence(failing: None, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "skyward: It broke.\n")
 
 
-def test_debug_shows_the_traceback(failing: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--debug` may stand anywhere, and the status stays."""
-    for words in (["--debug", "fail", "plugin"], ["fail", "plugin", "--debug"]):
-        assert main(words) == 3
-        assert "Traceback (most recent call last)" in capsys.readouterr().err
-
-
-def test_an_interrupt_is_status_130(failing: None) -> None:
-    """As shells have it."""
-    assert main(["fail", "interrupt"]) == 130
-
-
 @pytest.mark.parametrize("module", ["click", "skyward.cli.results", "skyward.runs.find"])
 def test_an_interrupt_while_a_command_is_loaded_has_no_traceback(module: str) -> None:
     """Whatever is imported at that moment."""
@@ -127,12 +95,6 @@ def test_an_interrupt_while_a_command_is_loaded_has_no_traceback(module: str) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nskyward: Interrupted.\n")
-
-
-def test_a_bug_is_not_hidden(failing: None) -> None:
-    """What is no error of skyward's keeps its traceback."""
-    with pytest.raises(KeyError):
-        main(["fail", "bug"])
 
 
 def test_the_overview_loads_no_command_that_is_not_asked_for() -> None:

@@ -83,20 +83,6 @@ def test_the_limits_of_a_pool_hold(asked: list[PoolRequest], capsys: pytest.Capt
     assert "allocation must be one of" in capsys.readouterr().err
 
 
-def test_a_provider_without_offers_is_named_and_the_others_are_shown(
-    asked: list[PoolRequest], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What rents nothing costs nothing."""
-    assert main(["offers", "--at", "aws://us-east-1", "--at", "Local"]) == 6
-
-    said = capsys.readouterr()
-    assert said.err == "aws://us-east-1: us-east-1 has no such machine.\n"
-    assert said.out.splitlines()[1].split() == [
-        *("Local", "machines", "of", "local,", "which", "are", "not", "rented"),
-        *("0.000", "0.00"),
-    ]
-
-
 def test_rental_parameters_are_for_what_rents(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["offers", "--at", "Local", "--budget", "3"]) == 2
     assert "budget= is for providers of rented machines" in capsys.readouterr().err

@@ -79,12 +79,6 @@ def test_an_unknown_pool_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str
         assert pool.id in capsys.readouterr().out
 
 
-def test_commands_that_come_close_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """As git does for its own."""
-    assert main(["bulid"]) == 2
-    assert "No such command 'bulid'. Did you mean build?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["down"], ["down", "--all", "deadbeef"]])
 def test_down_wants_pools_or_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Neither and both are mistakes."""
@@ -191,16 +185,6 @@ def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture
     ]
 
 
-def test_all_of_nothing_says_that_nothing_was_found(
-    ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rather than nothing at all."""
-    monkeypatch.setattr(sky.Docker, "find", lambda _: [])
-    assert main(["down", "--all"]) == 0
-    assert capsys.readouterr() == ("", "no pool and no detached run was found\n")
-    assert ended == []
-
-
 def test_everyones_pools_are_ended_when_that_is_said(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """And a pool that is named is ended whoever it is of, as `skyward ps` shows it."""
     assert main(["down", "--all", "--everyone", "--yes"]) == 0
@@ -236,13 +220,6 @@ def test_all_ends_nothing_where_nobody_can_be_asked(
     assert ended == []
 
 
-@pytest.mark.parametrize("words", [["deadbeef", "--everyone"], ["deadbeef", "--yes"]])
-def test_what_belongs_to_all_is_refused_without_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Rather than ignored."""
-    assert main(["down", *words]) == 2
-    assert "--everyone and --yes belong to --all" in capsys.readouterr().err
-
-
 def test_a_pool_in_which_two_users_have_parts_is_nobodys(
     ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,38 +230,6 @@ def test_a_pool_in_which_two_users_have_parts_is_nobodys(
     assert main(["down", "--all", "--yes"]) == 0
     assert ended == []
     assert "1 pool is not known to be of" in capsys.readouterr().err
-
-
-def test_a_pool_at_two_places_that_are_one_is_listed_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host that the user names, and that records of runs know by another name or key."""
-    node = {"pool": "cafe0001", "node": 0, "name": "skyward-cafe0001-0", "state": "running", "user": ""}
-    monkeypatch.setattr(sky.SSH, "find", lambda _: [node])
-    known = {place: {"cafe0001"} for place in ("ssh://root@here:22", "ssh://ann@here")}
-    monkeypatch.setattr("skyward.cli.places.recorded", lambda: known)
-    monkeypatch.setattr("skyward.cli.ps.ssh_hosts", lambda _: [])  # their runs
-    assert main(["ps", "--json", "--at", "ssh://root@here"]) == 0
-    found = [each for each in events(capsys.readouterr().out) if each.get("pool") == "cafe0001"]
-    assert [each["where"] for each in found] == ["root@here"]
-
-
-@pytest.mark.parametrize(("pools", "status"), [({"beef0002"}, 0), ({"beef0002", "cafe0001"}, 6)])
-def test_a_recorded_place_that_does_not_answer_matters_to_its_own_pools(
-    pools: set[str], status: int, ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pool was found elsewhere; a part of it may be left only where a record says so."""
-    node = {"pool": "cafe0001", "node": 0, "name": "skyward-cafe0001-0", "state": "running", "user": current_user()}
-
-    def lost(_: sky.SSH) -> list[Any]:
-        raise sky.errors.HostLostError("There is no answer.")
-
-    monkeypatch.setattr(sky.SSH, "find", lost)
-    monkeypatch.setattr(sky.Docker, "find", lambda _: [node])
-    monkeypatch.setattr("skyward.cli.places.recorded", lambda: {"ssh://root@here": pools})
-    assert main(["down", "cafe0001"]) == status
-    assert ended == ["cafe0001"]
-    assert ("root@here did not answer" in capsys.readouterr().err) == bool(status)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import ConfigError
 from skyward.records import journal, pools
 from skyward.records.pools import PoolRecord
 from skyward.records.run import (
     RUN_BYTES,
     RunFacts,
     RunRecord,
-    folder_of,
     is_held,
-    new_id,
     note,
     runs_folder,
 )
@@ -86,26 +83,6 @@ def test_a_bounded_journal_keeps_the_newest_and_says_that_some_are_gone(tmp_path
     assert [entry.fields["n"] for entry in found] == list(range(1000 - len(found), 1000))
     assert [entry.follows_gap for entry in found] == [True, *[False] * (len(found) - 1)]
     assert next(journals.read(tmp_path, found[5].end)) == found[6]
-
-
-def test_threads_and_processes_write_whole_entries(folder: Path) -> None:
-    """In the order of each."""
-    program = (
-        "import sys, threading\n"
-        "from skyward.records.pools import PoolRecord\n"
-        "def write(pool):\n"
-        "    record = PoolRecord(pool, print)\n"
-        "    for n in range(250):\n"
-        "        record.output(f'{n:05000}\\n', node=0, rank=0, call=n, error=False)\n"
-        "for name in 'ab':\n"
-        "    threading.Thread(target=write, args=(name + sys.argv[1],)).start()\n"
-    )
-    processes = [subprocess.Popen([sys.executable, "-c", program, str(n)]) for n in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
-
-    found = entries(folder / "nodes")
-    for pool in ("a0", "a1", "b0", "b1"):
-        assert [each["call"] for each in found if each["pool"] == pool] == list(range(250))
 
 
 def test_a_pool_s_output_events_and_calls_are_recorded(folder: Path) -> None:
@@ -182,19 +159,6 @@ def test_a_run_is_held_while_its_process_lives(folder: Path) -> None:
         assert not is_held(folder)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", ".hidden", "a\nb", "x" * 100])
-def test_what_cannot_be_a_run_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError):
-        folder_of(name)
-
-
-@pytest.mark.parametrize(
-    ("program", "stem"), [("a/train.py", "train"), ("-m my.module", "my"), ("über run.py", "ber-run"), ("-", "run")]
-)
-def test_a_run_is_named_after_its_program(program: str, stem: str) -> None:
-    assert folder_of(new_id(program)).name.rsplit("-", 1)[0] == stem
 
 
 @pytest.mark.parametrize("found", [RuntimeError("no home"), Path("~/.local/state/skyward")])

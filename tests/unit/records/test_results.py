@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,45 +124,3 @@ def test_a_file_that_others_may_use_is_not_read(tmp_path: Path, mode: int) -> No
 
     with pytest.raises(ConfigError, match=f"has the mode {mode:o}.*chmod 600"):
         ResultJournal(path)
-
-
-def test_another_file_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    path.write_text("a,b\n")
-    path.chmod(0o600)
-
-    with pytest.raises(ConfigError, match=r"results.csv is not a journal of results"):
-        ResultJournal(path)
-    assert path.read_text() == "a,b\n"
-
-
-@pytest.mark.parametrize("kind", ["directory", "pipe"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "j"
-    path.mkdir() if kind == "directory" else os.mkfifo(path, 0o600)
-
-    with pytest.raises(ConfigError, match="must be a file"):
-        ResultJournal(path)
-
-
-@contextmanager
-def _largest_file(size: int) -> Iterator[None]:
-    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_a_result_for_which_there_is_no_room_is_taken_back(tmp_path: Path) -> None:
-    """The error says so, what was kept before stays, and smaller ones can follow."""
-    path = tmp_path / "j"
-    with ResultJournal(path) as journal:
-        journal.keep(_key(1), _parts(1))
-        with _largest_file(50_000), pytest.raises(JournalError, match=r"could not be written: File too large. .*1 res"):
-            journal.keep(_key(2), [b"", b"x" * 100_000])
-        journal.keep(_key(3), _parts(3))
-
-    assert _found(path) == [1, 3]

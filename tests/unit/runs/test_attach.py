@@ -72,15 +72,6 @@ def test_ctrl_c_detaches(start: Start) -> None:
     assert run.poll() is None
 
 
-def test_output_for_a_reader_that_has_seen_enough(start: Start) -> None:
-    """`skyward attach RUN | head -1` ends without an error."""
-    start("train-1", 3000).wait()
-    command = f"{sys.executable} -m skyward attach train-1 | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert done.stdout == "line 0\n"
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "status", "out"),
     [
@@ -145,29 +136,3 @@ def test_logs_of_a_kept_pool_show_all_its_programs(runs: Path, capfd: Output) ->
     assert capfd.readouterr().out.splitlines() == ["[0] a run whose name begins so"]
     assert main(["logs", "warm", "--json"]) == 0
     assert [json.loads(line)["run"] for line in capfd.readouterr().out.splitlines()] == ["z-1", "a-1"]
-
-
-@pytest.mark.parametrize(("name", "of"), [("warm", "Pool bbbb0001"), ("bbbb0001", "Pool bbbb0001"), ("z-1", "Run z-1")])
-def test_logs_of_a_node_that_is_not_there_say_which_are(name: str, of: str, runs: Path, capfd: Output) -> None:
-    """One that was ready and has printed nothing is no error."""
-    _with_pool(runs, "z-1", "bbbb0001", "warm", "first", 1)
-    _with_pool(runs, "z-1", "bbbb0001", "warm", "", 1, ready=2)
-
-    for node, status, out in (("0", 0, "[0] first\n[0] \n"), ("2", 0, ""), ("9", 2, "")):
-        assert main(["logs", name, "--node", node]) == status
-        said = capfd.readouterr()
-        assert said.out == out
-        assert (f"{of} has no node 9: its nodes are 0, 2." in said.err) is bool(status)
-
-
-def test_damaged_lines_lose_only_themselves(start: Start, runs: Path, capfd: Output) -> None:
-    """A record that begins with one is refused."""
-    start("train-1").wait()
-    path = runs / "train-1" / "run.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\nx\xff{\n", 1))
-
-    assert main(["result", "train-1"]) == 0
-    assert "ended with status 0" in capfd.readouterr().err
-    path.write_bytes(b"x" + path.read_bytes())
-    assert main(["result", "train-1"]) == 6
-    assert "The record of run train-1 on this machine cannot be read" in capfd.readouterr().err

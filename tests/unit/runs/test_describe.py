@@ -161,12 +161,6 @@ def test_what_is_said_where_no_pool_is_opened(text: str, message: str, capfd: py
     assert "described.py" not in capfd.readouterr().err
 
 
-def test_a_program_that_is_not_there() -> None:
-    """A sentence."""
-    with pytest.raises(ConfigError, match=r"nowhere\.py cannot be read"):
-        declared_by("nowhere.py")
-
-
 def test_what_plugins_add_and_what_runs_need() -> None:
     """By platform; the values of secrets stay in the program."""
     pool = first_pool(
@@ -238,9 +232,3 @@ def test_what_is_no_notebook(text: str) -> None:
     Path("train.ipynb").write_text(text)
     with pytest.raises(ConfigError, match="is not a Jupyter notebook"):
         declared_by("train.ipynb")
-
-
-def test_only_notebooks_in_python() -> None:
-    """Notebooks have many languages."""
-    with pytest.raises(ConfigError, match="is a notebook in R;"):
-        declared_by(notebook(kernelspec={"language": "R"}))

@@ -15,7 +15,7 @@ import pytest
 from skyward.cli.main import main
 from skyward.nodes.process_id import current_user
 from skyward.records import journal
-from skyward.records.run import prune, prune_at_times
+from skyward.records.run import prune
 from tests.unit.runs.conftest import Start
 from tests.waiting import wait_until
 
@@ -191,24 +191,3 @@ def test_old_records_are_removed(start: Start, runs: Path) -> None:
     ):
         prune(kept_bytes=kept_bytes)
         assert sorted(path.name for path in runs.iterdir()) == left.split()
-
-
-@pytest.mark.parametrize("by", ["pools", "skyward run"])
-def test_old_records_are_looked_for_once_a_day(by: str, start: Start, runs: Path, tmp_path: Path) -> None:
-    """There may be a thousand."""
-    (tmp_path / "program.py").touch()
-
-    def look() -> None:
-        if by == "pools":
-            prune_at_times()
-        else:
-            subprocess.run([sys.executable, "-m", "skyward", "run", tmp_path / "program.py"], check=True)
-
-    start("old").wait()
-    look()
-    _touch(runs / "old", 40.0)
-    look()
-    assert (runs / "old").is_dir()
-    os.utime(runs.parent / "pruned", (1, 1))
-    look()
-    assert not (runs / "old").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +61,6 @@ def test_what_is_saved_is_shown_and_fetched(train: Path, tmp_path: Path, capsys:
     assert {path.stat().st_mode & 0o077 for path in (train / "saved").iterdir()} == {0}
 
 
-def test_a_run_that_has_kept_nothing_leaves_no_folder(
-    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["result", train.name, "--into", str(tmp_path / "got")]) == 0
-    assert "it has saved no values" in capsys.readouterr().err
-    assert not (tmp_path / "got").exists()
-
-
 def test_numbers_that_json_does_not_have_are_strings(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `--json` prints is read by every parser of JSON. A later value replaces an earlier one of another kind."""
     sky.save("losses", b"2")
@@ -103,15 +93,3 @@ def test_functions_on_nodes_return_what_they_have(train: Path, monkeypatch: pyte
     for call in (lambda: sky.save("x", 1), sky.output_folder):
         with pytest.raises(PoolError, match="Return the value"):
             call()
-
-
-def test_a_plain_script_has_a_record_of_its_own(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is made when the first value is saved."""
-    (tmp_path / "train.py").write_text("import skyward as sky\nsky.save('loss', 0.5)\n")
-    subprocess.run([sys.executable, str(tmp_path / "train.py")], check=True)
-
-    assert main(["result", "train", "--json"]) == 0
-    out = capsys.readouterr().out
-    assert [each["value"] for each in told(out, "value")] == [0.5]
-    assert told(out, "state")[0]["phase"] == "ended"
-    assert [path.name.rpartition("-")[0] for path in runs.iterdir()] == ["train"]
