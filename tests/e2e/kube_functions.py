@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 import skyward as sky
 
 
@@ -13,16 +9,3 @@ import skyward as sky
 def fill(gigabytes: float) -> int:
     """Use so much memory."""
     return len(bytearray(int(gigabytes * (1 << 30))))
-
-
-@sky.compute
-def end_worker() -> None:
-    """End the process of the call."""
-    os._exit(1)
-
-
-@sky.compute
-def write(megabytes: int) -> None:
-    """Fill the working directory, and stay a while."""
-    Path("filled").write_bytes(bytes(megabytes << 20))
-    time.sleep(200.0)

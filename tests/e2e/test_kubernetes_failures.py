@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,10 +18,9 @@ from scripts.kube import control, node
 from scripts.kube.place import Cluster
 from scripts.stand import faults
 from skyward.errors import NodeStartError, ProviderError, SkywardError, WorkerLostError
-from tests.e2e.kube import IMAGE, LONG_S, NAMESPACE, kube, kubectl, kubernetes, left, left_nothing, pods_of, repository
-from tests.e2e.kube_functions import fill, write
+from tests.e2e.kube import IMAGE, LONG_S, NAMESPACE, kube, kubectl, kubernetes, left_nothing, pods_of, repository
+from tests.e2e.kube_functions import fill
 from tests.e2e.slurm_functions import where, work
-from tests.e2e.stand import run_program
 from tests.e2e.stand_functions import places
 from tests.waiting import wait_until
 
@@ -141,51 +139,6 @@ def test_pods_that_are_taken_away(kubernetes: Make, kube: Cluster) -> None:
         control.wait_ready(kube)
 
 
-def test_pods_that_the_cluster_needs_away(kubernetes: Make, kube: Cluster) -> None:
-    """Evicted for its disk, and preempted for a pod of higher priority: the call is lost with the reason."""
-    limit = {"spec": {"volumes": [{"name": "work", "emptyDir": {"sizeLimit": "10Mi"}}]}}
-    with sky.ComputePool(kubernetes(patch=limit), image=IMAGE, display="quiet") as pool:
-        with pytest.raises(WorkerLostError, match=r"was evicted by its machine: .*limit"):
-            write(30) >> pool
-        assert where() >> pool
-    above = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": "above"},
-        "value": 1000,
-    }
-    kubectl(kube, "apply", "-f", "-", given=json.dumps(above))
-    try:
-        with sky.ComputePool(kubernetes(), image=IMAGE, cpu=_cpus(kube) * 0.6, display="quiet") as pool:
-            (pod,) = pods_of(kube, pool.id)
-            said = lost(pool, lambda: kubectl(kube, "apply", "-f", "-", given=json.dumps(urgent(pod))))
-            assert "was preempted for a pod of higher priority" in said, said
-            assert where() >> pool
-    finally:
-        kubectl(kube, "delete", "priorityclass", "above")
-        kubectl(kube, "delete", "pod", "urgent", "--force", check=False)
-
-
-def _cpus(kube: Cluster) -> float:
-    """Of a machine."""
-    return float(kubectl(kube, "get", "nodes", "-o", "jsonpath={.items[0].status.allocatable.cpu}"))
-
-
-def urgent(pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod of higher priority for the same machine, with the same needs and nothing of skyward's."""
-    container = {name: pod["spec"]["containers"][0][name] for name in ("image", "name", "resources")}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "urgent"},
-        "spec": {
-            "priorityClassName": "above",
-            "nodeSelector": {"kubernetes.io/hostname": pod["spec"]["nodeName"]},
-            "containers": [{**container, "command": ["sleep", "600"]}],
-        },
-    }
-
-
 def test_a_machine_that_is_lost(kubernetes: Make, kube: Cluster) -> None:
     """The call is lost, and the replacement avoids the machine while the cluster does not know yet."""
     with sky.ComputePool(kubernetes(), image=IMAGE, display="quiet") as pool:
@@ -203,32 +156,6 @@ def test_a_machine_that_is_lost(kubernetes: Make, kube: Cluster) -> None:
             control.wait_ready(kube)
 
 
-PROGRAM = """
-import time
-import skyward as sky
-from tests.e2e.kube import IMAGE
-provider = sky.Kubernetes(kubeconfig={kubeconfig!r}, namespace={namespace!r}, registry={registry!r})
-with sky.ComputePool(provider, nodes=2, image=IMAGE, display="quiet", ttl=8) as pool:
-    print("open", pool.id, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_cut_link(kubernetes: Make, kube: Cluster) -> None:
-    """The call is lost once its machine has been silent, and the replacement avoids that machine."""
-    with sky.ComputePool(kubernetes(), image=IMAGE, display="quiet") as pool:
-        (pod,) = pods_of(kube, pool.id)
-        machine = next(each for each in kube.machines if each.name == pod["spec"]["nodeName"])
-        try:
-            said = lost(pool, lambda: faults.link_down(machine))
-            assert "lost" in said, said
-            assert where() >> pool
-            assert [each["spec"]["nodeName"] for each in pods_of(kube, pool.id)] != [machine.name]
-        finally:
-            faults.link_up(machine)
-            control.wait_ready(kube)
-
-
 def test_an_api_server_that_starts_again(kubernetes: Make, kube: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     """It takes the connections to the pods with it: they are replaced, and no machine is taken for lost."""
     with sky.ComputePool(kubernetes(), nodes=2, image=IMAGE) as pool:
@@ -239,68 +166,6 @@ def test_an_api_server_that_starts_again(kubernetes: Make, kube: Cluster, capfd:
         wait_until(lambda: pool.current_nodes() == 2 and len(pods_of(kube, pool.id)) == 2, LONG_S)
         assert len(where() @ pool) == 2
     assert "is avoided" not in capfd.readouterr().err
-
-
-def test_a_killed_client_leaves_nothing(kubernetes: Make, kube: Cluster, repository: str) -> None:
-    """Beside another pool in the namespace, which goes on."""
-    with sky.ComputePool(kubernetes(), image=IMAGE, display="quiet") as other:
-        text = PROGRAM.format(kubeconfig=str(kube.kubeconfig), namespace=NAMESPACE, registry=repository)
-        client = run_program(text)
-        assert client.stdout
-        pool = client.stdout.readline().split()[1]
-        assert len(pods_of(kube, pool)) == 2
-        client.send_signal(signal.SIGKILL)
-        client.communicate()
-        wait_until(lambda: not [each for each in left(kube) if pool in each], LONG_S)
-        assert where() >> other
-
-
-CRASHES = """
-import os, signal, sys
-import skyward as sky
-from skyward.providers.kubernetes.api import ClusterApi
-from tests.e2e.kube import IMAGE
-from tests.e2e.slurm_functions import where
-provider = sky.Kubernetes(kubeconfig={kubeconfig!r}, namespace={namespace!r}, registry={registry!r})
-call, made = ClusterApi._call, []
-
-def killed_at(number):
-    def instead(self, method, *given, **more):
-        answer = call(self, method, *given, **more)
-        made.extend([given] if method != "GET" else [])
-        if len(made) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    ClusterApi._call = instead
-    with sky.ComputePool(provider, image=IMAGE, display="quiet", ttl=3) as pool:
-        where() >> pool
-
-number, running, whole = 0, dict(), 0
-while running or not whole:
-    while len(running) < 4 and not whole:
-        number += 1
-        if (pid := os.fork()) == 0:
-            killed_at(number)
-            os._exit(0)
-        running[pid] = number
-    pid, status = os.wait()
-    died_at = running.pop(pid)
-    if os.waitstatus_to_exitcode(status) == 0:  # it made fewer calls than that
-        whole = whole or died_at
-    else:
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-print("calls", whole, flush=True)
-"""
-
-
-def test_a_client_killed_at_any_call_of_the_api(kubernetes: Make, kube: Cluster, repository: str) -> None:
-    """That changes something, before it knows the answer: the first calls make things, the last ones remove them."""
-    given = {"kubeconfig": str(kube.kubeconfig), "namespace": NAMESPACE, "registry": repository}
-    clients = run_program(CRASHES.format(**given))
-    said, _ = clients.communicate(timeout=280)
-    assert clients.returncode == 0
-    assert int(said.split()[1]) > 6  # it was a whole pool
-    wait_until(lambda: not left(kube), LONG_S)
 
 
 @pytest.fixture

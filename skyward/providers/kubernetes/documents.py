@@ -58,8 +58,6 @@ _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 _BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _NO_START = ("StartError", "ContainerCannotRun")  # from the runtime, for a missing program
 _GROWS = ("TriggeredScaleUp", "Nominated")  # events by which autoscalers announce a machine
-_PULLS = ("Pulling", "Pulled")  # events that report the progress of a healthy pod
-_REMARKS = ("MissingClusterDNS", "DNSConfigForming")  # warnings about name servers; the pod starts
 _START_S = 600.0  # for a pod with a machine: includes the transfer of the image
 _GROW_S = 900.0  # for a machine that an autoscaler has announced
 
@@ -338,7 +336,7 @@ def start_problem(pod: Document, events: Sequence[Document], waited_s: float, ro
         if waited_s < (_GROW_S if grows else room_s):
             return None
         return ProviderError(
-            f"The cluster has no room for the {name}: {unschedulable}. Ask for less (cpu=, memory_gb=, accelerator=, "
+            f"The cluster has no room for the {name}: {unschedulable}. Ask for less (cpu=, memory=, accelerator=, "
             "nodes=), add tolerations= or change node_selector=; where an autoscaler adds machines, let the pool wait "
             "for them with room_s=."
         )
@@ -368,16 +366,10 @@ def waits(pod: Document, events: Sequence[Document]) -> str:
     if unschedulable := _unschedulable(pod):
         promised = next((event for event in events if event.get("reason") in _GROWS), None)
         return f"for room ({unschedulable})" + (f"; {_text(promised['message'])}" if promised else "")
-    telling = [
-        _text(event["message"])
-        for event in events
-        if event.get("reason") in _PULLS or (event.get("type") == "Warning" and event.get("reason") not in _REMARKS)
-    ]
     reason, message = _waits_for(pod)
-    what = f"{reason or pod.get('status', {}).get('phase', 'new')}" + (
-        f" on {place}" if (place := _machine(pod)) else ""
-    )
-    told = message or (telling[-1] if telling else "")
+    place = _machine(pod)
+    what = f"{reason or pod.get('status', {}).get('phase', 'new')}" + (f" on {place}" if place else "")
+    told = message or (_text(events[-1]["message"]) if events else "")
     return f"{what}: {told}" if told else what
 
 
@@ -402,40 +394,26 @@ def how_ended(pod: Document | None, events: Sequence[Document], code: int | None
     if code is None and ended:
         code = ended.get("exitCode")
     by_event = {event.get("reason"): _text(event.get("message", "")) for event in events}
-    if status.get("reason") == "Evicted" or "Evicted" in by_event:
-        why = _text(status.get("message") or by_event.get("Evicted", ""))
-        text = f"was evicted by its machine: {why}. Ask for what it uses with memory_gb=, or use less"
-        return Exit(code=code, text=text)
+    disruption: Document = next((c for c in status.get("conditions", ()) if c.get("type") == "DisruptionTarget"), {})
     if ended.get("reason") == "OOMKilled":
-        text = "was killed because it used more memory than it may (OOMKilled). Ask for more with memory_gb="
+        text = "was killed because it used more memory than it may (OOMKilled). Ask for more with memory="
         return Exit(code=code, signal=9, oom=True, text=text)
-    if ended.get("reason") in _NO_START:
-        return Exit(code=code, text=f"could not be started ({_text(ended.get('message', ''))})")
-    if "Preempted" in by_event:
+    if status.get("reason") == "Evicted" or "Evicted" in by_event:
+        text = f"was evicted by its machine: {_text(status.get('message') or by_event.get('Evicted', ''))}"
+    elif ended.get("reason") in _NO_START:
+        text = f"could not be started ({_text(ended.get('message', ''))})"
+    elif "Preempted" in by_event:
         text = f"was preempted for a pod of higher priority ({by_event['Preempted']}). Name a class with priority="
-        return Exit(code=code, text=text)
-    if "TaintManagerEviction" in by_event:
-        return Exit(code=code, text=f"was removed from its machine {_machine(pod)}, which is lost or being drained")
-    if (why := _disruption(status)) or pod is None or pod["metadata"].get("deletionTimestamp"):
-        told = why or "kubectl delete, or a machine that is drained"
-        return Exit(code=code, text=f"was deleted by somebody else ({told})")
-    if code is not None:
+    elif "TaintManagerEviction" in by_event:
+        text = f"was removed from its machine {_machine(pod)}, which is lost or being drained"
+    elif disruption or pod is None or pod["metadata"].get("deletionTimestamp"):
+        told = _text(disruption.get("message", "")) or "kubectl delete, or a machine that is drained"
+        text = f"was deleted by somebody else ({told})"
+    elif code is not None:
         return exit_of(code)
-    if _is_unready(status):
-        return Exit(code=None, text=f"is lost: the cluster says that its machine {_machine(pod)} is not ready")
-    return Exit(code=None, text=f"is lost: its connection to {_machine(pod)} ended")
-
-
-def _disruption(status: Document) -> str:
-    """Return why the cluster has deleted a pod, if it reports that (since 1.26)."""
-    found = next((each for each in status.get("conditions", ()) if each.get("type") == "DisruptionTarget"), None)
-    return f"{found.get('reason')}: {_text(found.get('message', ''))}" if found else ""
-
-
-def _is_unready(status: Document) -> bool:
-    running = any("running" in each.get("state", {}) for each in status.get("containerStatuses", ()))
-    ready: Document = next((each for each in status.get("conditions", ()) if each.get("type") == "Ready"), {})
-    return running and ready.get("status") == "False"
+    else:
+        text = f"is lost: its connection to {_machine(pod)} ended"
+    return Exit(code=code, text=text)
 
 
 def _unschedulable(pod: Document) -> str:

@@ -20,7 +20,7 @@ from skyward.nodes.container import COMMAND, NODE, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import documents
-from skyward.providers.kubernetes.api import ClusterApi, Document, forward
+from skyward.providers.kubernetes.api import ClusterApi, Document
 from skyward.providers.kubernetes.documents import PodRequest
 from skyward.runner.entry.claimed import STOP, keep_alive, ports
 from skyward.system import socket, threading, time
@@ -113,8 +113,8 @@ class Pods:
 
         def create(pod: Pod, identity: Identity) -> None:
             self._check_open()
-            self._api.create("secrets", documents.pod_secret(self._request.pool, pod.number, identity, self._owned))
-            self._api.create("pods", documents.pod(self._request, pod.number, me, self._owned, avoided))
+            self._api.create("secret", documents.pod_secret(self._request.pool, pod.number, identity, self._owned))
+            self._api.create("pod", documents.pod(self._request, pod.number, me, self._owned, avoided))
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{self._request.pool}-make") as threads:
             list(threads.map(create, pods, theirs))
@@ -152,7 +152,7 @@ class Pods:
                 found = self._look(missing)
                 waited_s = time.monotonic() - began
                 if time.monotonic() - looked > _EVENTS_S:
-                    looked, events = time.monotonic(), list(self._api.listed("events"))
+                    looked, events = time.monotonic(), list(self._api.listed("event"))
                     said = self._say(missing, found, events, said) if waited_s > _SAY_AFTER_S else said
                 for pod in missing:
                     self._check(pod, found.get(pod.name), events, waited_s)
@@ -166,7 +166,7 @@ class Pods:
 
     def _look(self, pods: Sequence[Pod]) -> dict[str, Document]:
         """Return the current documents of these pods."""
-        found = {each["metadata"]["name"]: each for each in self._api.listed("pods", f"{POOL}={self._request.pool}")}
+        found = {each["metadata"]["name"]: each for each in self._api.listed("pod", f"{POOL}={self._request.pool}")}
         if any(pod.name not in found for pod in pods) and not self.exists():
             raise PoolClosedError(f"Pool {self._request.pool} was ended by another client: its Secret is gone.")
         return found
@@ -223,7 +223,7 @@ class Pods:
             sock = socket.create_connection((pod.address, port), _DIAL_S)
             keep_alive(sock)
             return sock
-        sock = forward(self._api, pod.name, port)
+        sock = self._api.forward(pod.name, port)
         sock.settimeout(_DIAL_S)
         return sock
 
@@ -246,7 +246,7 @@ class Pods:
         Raises:
             ProviderError: the pod does not exist any more.
         """
-        self._api.patch("pods", pod.name, {"metadata": {"labels": {NODE: str(node)}}})
+        self._api.patch("pod", pod.name, {"metadata": {"labels": {NODE: str(node)}}})
 
     def state(self, pod: Pod) -> tuple[Document | None, list[Document]]:
         """Return a pod's current document, None if it no longer exists, and its events.
@@ -254,20 +254,20 @@ class Pods:
         Raises:
             ProviderError: the API server cannot be queried.
         """
-        events = self._api.listed("events", fields=f"involvedObject.name={pod.name}")
-        return self._api.get("pods", pod.name), list(events)
+        events = self._api.listed("event", fields=f"involvedObject.name={pod.name}")
+        return self._api.get("pod", pod.name), list(events)
 
-    def seems_well(self, pod: Pod) -> bool:
-        """Return whether the cluster considers a pod running, as it does just after its machine was lost.
+    def is_machine_lost(self, pod: Pod) -> bool:
+        """Return whether a lost pod does not answer although the cluster considers it running.
+
+        If only the API server was unavailable, the pod accepts a new connection.
 
         Raises:
             ProviderError: the API server cannot be queried.
         """
-        document = self._api.get("pods", pod.name)
-        return document is not None and _runs(document)
-
-    def answers(self, pod: Pod) -> bool:
-        """Return whether a pod accepts a new connection; it does if only the API server was unavailable."""
+        document = self._api.get("pod", pod.name)
+        if document is None or not _runs(document):
+            return False
         reached = threading.Event()
 
         def reach() -> None:
@@ -279,7 +279,7 @@ class Pods:
                 reached.set()
 
         threading.Thread(target=reach, name=f"{pod.name}-reach", daemon=True).start()
-        return reached.wait(_REACH_S)
+        return not reached.wait(_REACH_S)
 
     def exists(self) -> bool:
         """Return whether the pool's own Secret exists, which is only removed when the pool ends.
@@ -287,12 +287,12 @@ class Pods:
         Raises:
             ProviderError: the API server cannot be queried.
         """
-        return self._api.get("secrets", self._owner) is not None
+        return self._api.get("secret", self._owner) is not None
 
     def give_up(self, pod: Pod) -> None:
         """Delete a pod and its Secret at once, without waiting for its machine, which may be lost."""
-        self._api.delete("pods", pod.name, grace_s=0)
-        self._api.delete("secrets", pod.name)
+        self._api.delete("pod", pod.name)
+        self._api.delete("secret", pod.name)
 
     def close(self) -> None:
         """Tell all claimed pods to end, without waiting."""
@@ -378,7 +378,7 @@ class PodAccess(NodeAccess):
     def loss_reason(self) -> str:
         """Return how the pod ended, or that the cluster cannot be queried, to complete "Node 1 ..."; "" if neither."""
         try:
-            document = self._api.get("pods", self._name)
+            document = self._api.get("pod", self._name)
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
         return documents.how_ended(document, []).text if documents.is_over(document) else ""

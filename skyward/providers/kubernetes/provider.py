@@ -216,12 +216,12 @@ class KubernetesAllocation(Allocation):
         with self._lock:
             self.check_open()
             self._reaper = Reaper(self._provider, pool)
-            owner = api.create("secrets", documents.owner_secret(pool, ProcessId.of(os.getpid())))
+            owner = api.create("secret", documents.owner_secret(pool, ProcessId.of(os.getpid())))
             pull = ""
             if delivered.auth:
                 owned = documents.owner_reference(owner)
                 secret = documents.pull_secret(pool, delivered.auth, delivered.reference, owned)
-                pull = str(api.create("secrets", secret)["metadata"]["name"])
+                pull = str(api.create("secret", secret)["metadata"]["name"])
         wanted = self._wanted(delivered.reference, delivered.user, pull)
         return Pods(api, wanted, owner, self._provider.room_s, request.report, self.ended), delivered.reference
 
@@ -281,7 +281,7 @@ class KubernetesAllocation(Allocation):
         """Delete a lost pod, and avoid its machine if the cluster considers the pod running but it does not answer."""
         pod, process = lost.claimed, lost.process
         assert pod
-        if process is not None and process.is_lost and pods.seems_well(pod) and not pods.answers(pod):
+        if process is not None and process.is_lost and pods.is_machine_lost(pod):
             pods.avoid(pod.machine)
             self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
         pods.give_up(pod)
@@ -346,12 +346,12 @@ def clear(api: ClusterApi, pool: str) -> None:
     """
     label = f"{POOL}={pool}"
     for kind in ("pool", "pull", "pod"):
-        for secret in api.listed("secrets", f"{label},{KIND}={kind}"):
-            api.delete("secrets", secret["metadata"]["name"])
-    while pods := api.listed("pods", label):
+        for secret in api.listed("secret", f"{label},{KIND}={kind}"):
+            api.delete("secret", secret["metadata"]["name"])
+    while pods := api.listed("pod", label):
         for pod in pods:
             # the machine kills the pod at once, and a lost machine is not waited for: no name is used again
-            api.delete("pods", pod["metadata"]["name"], grace_s=0)
+            api.delete("pod", pod["metadata"]["name"])
         time.sleep(_LOOK_S)
 
 
@@ -362,9 +362,9 @@ def sweep(api: ClusterApi) -> None:
         ProviderError: the API server refuses or does not answer.
     """
     pods: dict[str, list[Document]] = {}
-    for pod in api.listed("pods", POOL):
+    for pod in api.listed("pod", POOL):
         pods.setdefault(pod["metadata"]["labels"][POOL], []).append(pod)
-    owners = {each["metadata"]["labels"][POOL]: each for each in api.listed("secrets", f"{POOL},{KIND}=pool")}
+    owners = {each["metadata"]["labels"][POOL]: each for each in api.listed("secret", f"{POOL},{KIND}=pool")}
     for pool in {*owners, *pods}:
         last = [_last_change(each) for each in (*pods.get(pool, ()), *filter(None, [owners.get(pool)]))]
         if None not in last and all(age > _FRESH_S for age in last if age is not None):
@@ -378,7 +378,7 @@ def described(api: ClusterApi) -> Iterator[Resource]:
         ProviderError: the API server refuses or does not answer.
     """
     living = set()
-    for pod in api.listed("pods", POOL):
+    for pod in api.listed("pod", POOL):
         about, status = pod["metadata"], pod["status"]
         living.add(about["labels"][POOL])
         yield _resource(
@@ -388,7 +388,7 @@ def described(api: ClusterApi) -> Iterator[Resource]:
             image=str(pod["spec"]["containers"][0]["image"]),
             host=str(pod["spec"].get("nodeName", "")),
         )
-    for secret in api.listed("secrets", POOL):
+    for secret in api.listed("secret", POOL):
         if secret["metadata"]["labels"][POOL] not in living:
             yield _resource(secret, node=-1, state="secret", image="", host="")
 
