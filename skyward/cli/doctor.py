@@ -79,7 +79,7 @@ def _cluster_report(provider: Slurm) -> Mapping[str, Any]:
         "host": host,
         "slurm": facts.version,
         "platform": facts.platform,
-        "partitions": [each.name for each in facts.partitions],
+        "partitions": [name for name in facts.partitions if name],
         "image_modes": dict(facts.modes),
         "findings": findings,
     }

@@ -32,13 +32,11 @@ class PreemptionNotice:
         host: the host.
         text: the reason, completing a sentence "Node 1 ...": "will be taken away by AWS at 12:00".
         left_s: seconds until then; calls that have not ended by that time are lost.
-        is_replaced: whether its pool gets another host; else the pool ends with it, and `Allocation.replace` raises.
     """
 
     host: Host
     text: str
     left_s: float
-    is_replaced: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

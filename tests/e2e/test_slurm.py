@@ -20,7 +20,7 @@ from scripts.slurm import commands
 from scripts.slurm.place import Cluster
 from scripts.stand.machine import power_off
 from skyward.cli.main import main
-from skyward.errors import PoolError, ProviderError, WorkerLostError
+from skyward.errors import ProviderError, WorkerLostError
 from tests.e2e.slurm import LONG_S
 from tests.e2e.slurm_functions import echo, fill, variables, where, work
 from tests.waiting import wait_until
@@ -37,7 +37,7 @@ def test_a_pool(
     image = sky.Image(pip=["six"], env={"COLOUR": "blue"})
     facts = cluster.facts
     where_ = ["--at", f"slurm://{facts['login']}?key={facts['key']}&known_hosts={facts['known_hosts']}"]
-    shape: dict[str, Any] = {"nodes": 2, "accelerator": "A100", "memory_gb": 2}
+    shape: dict[str, Any] = {"nodes": 2, "accelerator": "A100", "memory": 2}
     with sky.ComputePool(slurm(), image=image, display="quiet", **shape) as pool:
         assert {uid for _, uid in where() @ pool} == {20001}
         seen = variables() >> pool
@@ -105,18 +105,14 @@ def test_nodes_that_come_later(slurm: Make, cluster: Cluster) -> None:
 
 def test_jobs_that_never_run(slurm: Make) -> None:
     """They are cancelled, and the error names Slurm's reason and what to do."""
-    with (
-        pytest.raises(ProviderError, match=r"can never run \(Slurm: Partition\w+\), and was cancelled"),
-        sky.ComputePool(slurm(partition="pairs"), display="quiet"),
+    for provider, settings, said in (
+        (slurm(partition="pairs"), {}, r"can never run \(Slurm: Partition\w+\), and was cancelled"),
+        (slurm(), {"cpu": 64}, r"can never run \(Slurm: PartitionConfig\), and was cancelled"),
+        (slurm(), {"accelerator": "H100"}, "refuses the jobs"),
+        (slurm(partition="no"), {}, r"(?i)refuses the jobs .*invalid partition"),
     ):
-        pass
-    with (
-        pytest.raises(ProviderError, match="No node of the partition has what the job asks for"),
-        sky.ComputePool(slurm(), cpu=64, display="quiet"),
-    ):
-        pass
-    with pytest.raises(ProviderError, match="partitions: main, pairs"), sky.ComputePool(slurm(partition="no")):
-        pass
+        with pytest.raises(ProviderError, match=said), sky.ComputePool(provider, display="quiet", **settings):
+            pass
 
 
 def test_a_machine_that_is_lost(slurm: Make, cluster: Cluster) -> None:
@@ -159,22 +155,6 @@ def test_jobs_that_are_ended(slurm: Make, cluster: Cluster) -> None:
             cluster.login.run("scontrol", "update", f"nodename={machine}", "state=resume")
         assert "more memory than it may" in lost(pool, fill(0.6) > pool)
         assert where() >> pool
-
-
-def test_a_cut_link(slurm: Make, cluster: Cluster) -> None:
-    """The call is lost once its machine has been silent, and a new job avoids that machine."""
-    with sky.ComputePool(slurm(), display="quiet") as pool:
-        before, _ = where() >> pool
-        machine = next(each for each in cluster.hosts if each.name == before)
-        running = work(200.0) > pool
-        time.sleep(1.0)
-        subprocess.run(["ip", "link", "set", machine.link, "down"], check=True)
-        try:
-            assert "has answered nothing" in lost(pool, running)
-            assert (where() >> pool)[0] != before
-        finally:
-            subprocess.run(["ip", "link", "set", machine.link, "up"], check=True)
-    commands.wait_idle(cluster)
 
 
 AT_LOGIN = """
@@ -242,8 +222,6 @@ def home(cluster: Cluster) -> Iterator[Path]:
 
 def test_a_talkative_login_node(slurm: Make, cluster: Cluster, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What shell files and wrapped commands print is no answer; a failing squeue is asked again, also at the end."""
-    facts = cluster.facts
-    way = ["--at", f"slurm://{facts['login']}?key={facts['key']}&known_hosts={facts['known_hosts']}"]
     blocking = block(cluster, 2)
     broken, printed = home / "broken", []
 
@@ -258,8 +236,6 @@ def test_a_talkative_login_node(slurm: Make, cluster: Cluster, home: Path, capfd
     try:
         with sky.ComputePool(slurm(), nodes=(1, 2), cpu=4) as pool:
             assert where() >> pool
-            assert main(["exec", pool.id, "0", *way, "--", "echo", "said by the node"]) == 0
-            assert capfd.readouterr().out == "said by the node\n"
             broken.touch()
             wait_until(says("the queue could not be read and is asked again"), LONG_S)
             assert where() >> pool
@@ -273,23 +249,9 @@ def test_a_talkative_login_node(slurm: Make, cluster: Cluster, home: Path, capfd
 
 
 def test_a_time_limit(slurm: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is told before, the node finishes what it runs, and another job takes its place."""
-    with sky.ComputePool(slurm(time="1", renew=True)) as pool:
-        printed = []
-
-        def told() -> bool:
-            printed.append(capfd.readouterr().err)
-            return "left of its time limit" in "".join(printed)
-
-        assert where() >> pool
-        wait_until(told, LONG_S)
-        assert where() >> pool
-
-
-def test_a_call_that_ends_before_its_time_limit(slurm: Make) -> None:
-    """It runs to its end, though another node of the pool has nothing left to do; then the pool ends."""
-    with sky.ComputePool(slurm(time="1"), nodes=2, display="quiet") as pool:
+    """It is announced; a call that has begun runs to its end, and another job takes the node's place."""
+    with sky.ComputePool(slurm(time="1")) as pool:
         running = work(48.0) > pool  # beyond the notice, which comes 15 s before the limit
         assert running.result(LONG_S)
-        with pytest.raises(PoolError, match="the time of a job"):
-            where() >> pool
+        assert "left of its time limit" in capfd.readouterr().err
+        assert where() >> pool

@@ -279,8 +279,7 @@ class NodeManager:
             slot.start_again()
             self._table.draining.append(node)
         threading.Thread(target=self._drain, args=(node, until), name="skyward-drain", daemon=True).start()
-        what = "is being replaced" if notice.is_replaced else "the pool ends with it"
-        self._replace(node, f"{notice.text}: it gets no new calls, and {what}")
+        self._replace(node, f"{notice.text}: it gets no new calls, and is being replaced")
 
     def _drain(self, node: NodeClient, until: float) -> None:
         """Wait until `until` at most for a node's calls to finish, then end it (in a separate thread)."""

@@ -1,12 +1,10 @@
-"""The jobs of one pool: submitted, monitored in the queue until they run and answer, and turned into nodes.
-
-One thread queries the login node for all of them, often while something is waited for and rarely otherwise.
-"""
+"""The jobs of one pool: submitted, monitored in the queue until they run and answer, and turned into nodes."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shlex
 import ssl
@@ -22,12 +20,11 @@ from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login
-from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, submitted, with_output
+from skyward.providers.slurm.queue import FORMAT, QueuedJob, job_name, queued_jobs, sbatch, submitted, with_output
 from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
 from skyward.system import socket, threading, time
 
 _LOOKS_S = (0.25, 5.0)  # between two queries of the queue while something is waited for: the first, and the longest
-_IDLE_S = 20.0  # between two queries otherwise
 _ANSWER_S = 60.0  # how long a running job may fail to answer
 _EXCLUDE_S = 900.0  # after this time Slurm has detected a lost machine itself
 _NEVER_S = 2.0  # how long a reason must persist to be believed: new jobs get transient ones
@@ -60,21 +57,10 @@ class Job:
     address: str = ""
     port: int = 0
     seen: QueuedJob | None = None
-    limit_s: float | None = None
     silent_since: float | None = None
     hopeless_since: float | None = None
     noticed: bool = False
     given_up: bool = False
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until its time limit when the queue was last read."""
-        return (self.seen.left_s if self.seen else None) or 0.0
-
-    @property
-    def notice_s(self) -> float:
-        """Seconds before its time limit at which the pool is notified."""
-        return min(_NOTICE_S, (self.limit_s or 0.0) * _NOTICE_SHARE)
 
 
 class Jobs:
@@ -82,7 +68,8 @@ class Jobs:
 
     Args:
         login: connection to the cluster.
-        request: the resources each of them requests.
+        pool: identifier of the pool.
+        options: options of sbatch for all jobs.
         environment: the environment they run.
         folder: the pool's folder on the shared disk.
         settings: each job's settings, in addition to its certificate.
@@ -94,7 +81,8 @@ class Jobs:
     def __init__(
         self,
         login: Login,
-        request: JobRequest,
+        pool: str,
+        options: Mapping[str, str | None],
         environment: Environment,
         folder: str,
         settings: Mapping[str, object],
@@ -102,17 +90,18 @@ class Jobs:
         on_time: Callable[[Job, float], None],
         ended: threading.Event,
     ) -> None:
-        self._login, self._request, self._environment, self.folder = login, request, environment, folder
-        self._settings, self._report, self._on_time, self._ended = dict(settings), report, on_time, ended
+        self._login, self._pool, self._options, self._environment = login, pool, options, environment
+        self.folder, self._settings, self._report = folder, dict(settings), report
+        self._on_time, self._ended = on_time, ended
         self._numbers = itertools.count()
-        self._changed = threading.Condition()  # guards the attributes below
+        self._lock = threading.Lock()  # guards the attributes below
         self._jobs: dict[str, Job] = {}
         self._ready: deque[Job] = deque()
-        self._failures: deque[SkywardError] = deque()
         self._waiting = 0
         self._lost: dict[str, float] = {}  # machines that new jobs avoid, and since when
+        self._looking = threading.Lock()  # one caller reads the queue for all
+        self._looked = -math.inf
         self._said = ""
-        self._watching = False
 
     # submitting ------------------------------------------------------------------------------------------------
 
@@ -123,60 +112,59 @@ class Jobs:
             ProviderError: Slurm rejected them; the message contains its error.
             PoolClosedError: the pool has ended, or another client has ended it and removed its folder.
         """
+        with self._lock:
+            self._submit(count)
+
+    def _submit(self, count: int) -> None:
+        self._check_open()
         numbers = [next(self._numbers) for _ in range(count)]
-        client, theirs = identities("Slurm", self._request.pool, count)
+        client, theirs = identities("Slurm", self._pool, count)
         files = {}
         for number, identity in zip(numbers, theirs, strict=True):
             files[f"{number}/{IDENTITY}"] = json.dumps(asdict(identity)).encode()
             files[f"{number}/{SETTINGS}"] = json.dumps(self._settings).encode()
+        options = {**self._options, "exclude": ",".join(self._excluded()) or None}
         lines = ["umask 077", f"cd {shlex.quote(self.folder)} || exit 4", "tar -xf - || exit 1"]
         for number in numbers:
             folder = f"{self.folder}/{number}"
-            words = shlex.join(self._request.words(folder, self._labels(-1), self._excluded()))
+            words = shlex.join(sbatch(self._pool, folder, self._labels(-1), options))
             lines.append(f"printf '%s %s\\n' {shlex.quote(self._environment.script)} {folder} | {words} || exit 3")
-        with self._changed:
-            self._check_open()
-            try:
-                said = self._login.run("\n".join(lines), archive_of(files))
-            except ProviderError as error:
-                raise self._refusal(error) from error
-            ids = submitted(said)
-            if len(ids) != count:
-                raise ProviderError(f"sbatch did not print the numbers of {count} jobs, but: {said.strip()}")
-            for number, job, identity in zip(numbers, ids, client, strict=True):
-                self._jobs[job] = Job(job, f"{self.folder}/{number}", identity.context(server=False))
-            self._changed.notify_all()
-            if not self._watching:
-                self._watching = True
-                threading.Thread(target=self._watch, name=f"skyward-{self._request.pool}-queue", daemon=True).start()
+        try:
+            said = self._login.run("\n".join(lines), archive_of(files))
+        except ProviderError as error:
+            raise self._refusal(error) from error
+        ids = submitted(said)
+        if len(ids) != count:
+            raise ProviderError(f"sbatch did not print the numbers of {count} jobs, but: {said.strip()}")
+        for number, job, identity in zip(numbers, ids, client, strict=True):
+            self._jobs[job] = Job(job, f"{self.folder}/{number}", identity.context(server=False))
 
     def _refusal(self, error: ProviderError) -> ProviderError | PoolClosedError:
         text = str(error)
         if "status 4:" in text:
-            return PoolClosedError(f"Pool {self._request.pool} was ended by another client: its folder is gone.")
+            return PoolClosedError(f"Pool {self._pool} was ended by another client: its folder is gone.")
         if "status 3:" in text:
-            why = text.partition("status 3:")[2].replace("sbatch: error:", "").strip()
-            return ProviderError(f"Slurm refuses the jobs of pool {self._request.pool}: {' '.join(why.split())}.")
+            why = " ".join(text.partition("status 3:")[2].replace("sbatch: error:", "").split())
+            return ProviderError(f"Slurm refuses the jobs of pool {self._pool}: {why}. `sinfo` lists its partitions.")
         return error
 
     def _labels(self, node: int) -> dict[str, str]:
-        owner = ProcessId.of(os.getpid()).for_people
         return {
-            "pool": self._request.pool,
+            "pool": self._pool,
             "node": str(node),
             "user": current_user(),
-            "owner": owner,
+            "owner": ProcessId.of(os.getpid()).for_people,
             "image": self._environment.reference,
         }
 
     def _excluded(self) -> list[str]:
         now = time.monotonic()
         self._lost = {machine: since for machine, since in self._lost.items() if now - since < _EXCLUDE_S}
-        return list(self._lost)
+        return sorted(self._lost)
 
     def avoid(self, machine: str) -> None:
         """Exclude a lost machine for jobs submitted from now on."""
-        with self._changed:
+        with self._lock:
             self._lost[machine] = time.monotonic()
 
     # waiting ---------------------------------------------------------------------------------------------------
@@ -189,137 +177,113 @@ class Jobs:
             NodeStartError: it ended before it was ready.
             PoolClosedError: the pool has ended.
         """
-        with self._changed:
+        with self._lock:
+            on_their_way = sum(not job.given_up and job.claim is None for job in self._jobs.values())
+            if on_their_way + len(self._ready) <= self._waiting:
+                self._submit(1)
             self._waiting += 1
-            try:
+        look_s = _LOOKS_S[0]
+        try:
+            while True:
                 self._check_open()
-                on_their_way = sum(not job.given_up and job.claim is None for job in self._jobs.values())
-                if on_their_way + len(self._ready) < self._waiting:
-                    self.submit(1)
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._ready or self._failures or self._ended.is_set())
-                self._check_open()
-                if self._ready:
-                    return self._ready.popleft()
-                raise self._failures.popleft()
-            finally:
+                with self._looking:
+                    changed = time.monotonic() - self._looked >= look_s and self._look()
+                with self._lock:
+                    if self._ready:
+                        return self._ready.popleft()
+                look_s = _LOOKS_S[0] if changed else min(look_s * 1.3, _LOOKS_S[1])
+                self._ended.wait(look_s)
+        finally:
+            with self._lock:
                 self._waiting -= 1
-
-    def wake(self) -> None:
-        """Wake waiting callers, which then see that the pool has ended."""
-        with self._changed:
-            self._changed.notify_all()
 
     def _check_open(self) -> None:
         if self._ended.is_set():
-            raise PoolClosedError(f"Pool {self._request.pool} has ended; no job is waited for any more.")
-
-    def _watch(self) -> None:
-        """Read the queue until the pool ends (in a separate thread)."""
-        look_s, problem = _LOOKS_S[0], ""
-        while not self._ended.is_set():
-            try:
-                changed, problem = self._look(), ""
-            except SkywardError as error:
-                changed = False
-                if gone := self._login.why_gone():
-                    with self._changed:  # callers get the error; running jobs notice by themselves
-                        self._failures.extend([ProviderError(f"The login node {gone}.")] * self._waiting)
-                        self._changed.notify_all()
-                    return
-                if problem != (problem := str(error)):
-                    self._report(note(f"the queue could not be read and is asked again: {problem}"))
-            with self._changed:
-                is_waiting = any(job.claim is None and not job.given_up for job in self._jobs.values())
-                look_s = _LOOKS_S[0] if changed else min(look_s * 1.3, _LOOKS_S[1])
-                if not self._ended.is_set():
-                    self._changed.wait(look_s if is_waiting else self._idle_s())
-
-    def _idle_s(self) -> float:
-        """Return the seconds until the next query while nothing is waited for: in time for the next job's notice."""
-        notices = [
-            job.seen.left_s - job.notice_s + 0.5
-            for job in self._jobs.values()
-            if job.claim and not job.noticed and job.seen and job.seen.left_s is not None
-        ]
-        return max(0.25, min([_IDLE_S, *notices]))
+            raise PoolClosedError(f"Pool {self._pool} has ended; no job is waited for any more.")
 
     def _look(self) -> bool:
         """Read the queue and the jobs' addresses, and act on them; return whether anything has changed."""
-        name = name_of(self._request.pool)
-        script = f"{LIST} -n {name} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
+        script = (
+            f"{LIST} -n {job_name(self._pool)} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
+        )
         script += f'for file in */{ADDRESS}; do [ -f "$file" ] && echo "address ${{file%/*}} $(cat "$file")"; done\n'
         script += "date +now\\ %s"
-        said = self._login.run(script)
+        try:
+            said = self._login.run(script)
+        except ProviderError as error:
+            if self._login.why_gone():
+                raise
+            self._say(f"the queue could not be read and is asked again: {error}")
+            return False
+        finally:
+            self._looked = time.monotonic()
         found = {job.id: job for job in queued_jobs(said)}
-        addresses = {}
-        now = 0.0
-        for line in said.splitlines():
-            word, _, rest = line.partition(" ")
-            if word == "address":
-                number, _, document = rest.partition(" ")
-                addresses[f"{self.folder}/{number}"] = json.loads(document)
-            elif word == "now":
-                now = float(rest)
-        with self._changed:
-            jobs = list(self._jobs.values())
-        changed = False
+        lines = [line.split(" ", 2) for line in said.splitlines()]
+        addresses = {f"{self.folder}/{line[1]}": json.loads(line[2]) for line in lines if line[0] == "address"}
+        now = next((float(line[1]) for line in lines if line[0] == "now"), 0.0)
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if job.claim is None and not job.given_up]
+        before = [job.seen and job.seen.state for job in jobs]
         for job in jobs:
-            before, job.seen = job.seen, found.get(job.id, job.seen)
-            changed |= before is None or (job.seen is not None and before.state != job.seen.state)
-            if job.limit_s is None and job.seen is not None:
-                job.limit_s = job.seen.left_s
-            if job.claim is None and not job.given_up:
-                changed |= self._advance(job, addresses.get(job.folder), is_listed=job.id in found)
-            elif job.claim is not None:
-                self._tell_time(job)
-        self._say(jobs, now)
-        return changed
+            job.seen = found.get(job.id, job.seen)
+            self._advance(job, addresses.get(job.folder), is_listed=job.id in found)
+        waiting = [
+            f"job {job.id} ({job.seen.reason}){job.seen.expected(now)}" for job in jobs if job.seen and job.seen.waits
+        ]
+        if waiting:
+            self._say(f"waiting in the queue: {', '.join(waiting)}")
+        return before != [job.seen and job.seen.state for job in jobs]
 
-    def _advance(self, job: Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> bool:
-        """Claim a running job, or record why it can never run; return whether either has happened."""
-        seen, problem = job.seen, None
-        who = f"Job {job.id} of pool {self._request.pool}"
-        if self._is_hopeless(job):
-            assert seen is not None
-            self.cancel(job)
-            problem = ProviderError(f"{who} can never run (Slurm: {seen.reason}), and was cancelled. {seen.advice}")
-        elif (seen is not None and seen.has_ended) or (seen is not None and not is_listed):
+    def _advance(self, job: Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> None:
+        """Claim a job if it runs.
+
+        Raises:
+            ProviderError: it can never run.
+            NodeStartError: it has ended, or cannot be reached.
+        """
+        seen = job.seen
+        if seen is None:
+            return
+        who = f"Job {job.id} of pool {self._pool}"
+        if self._is_hopeless(job, seen):
+            self._give_up(job)
+            raise ProviderError(
+                f"{who} can never run (Slurm: {seen.reason}), and was cancelled. Request something else: cpu=, "
+                "memory=, accelerator=, partition=, account= or time=."
+            )
+        if seen.has_ended or not is_listed:
+            self._give_up(job)
             lines = self._output(job)
             said = f"Its last lines:\n{lines}" if lines else "It printed nothing."
-            problem = NodeStartError(f"{who} {with_output(seen, lines).how_ended} before it was a node. {said}")
-        elif address is not None and (claim := self._claim(job, address)) is not None:
-            with self._changed:
-                job.claim = claim
+            raise NodeStartError(f"{who} {with_output(seen, lines).how_ended} before it was a node. {said}")
+        if address is not None and (found := self._claim(job, address)) is not None:
+            job.claim = found
+            threading.Thread(
+                target=self._announce_end, args=(job, seen), name=f"job-{job.id}-time", daemon=True
+            ).start()
+            with self._lock:
                 self._ready.append(job)
-                self._changed.notify_all()
-            return True
-        elif seen is not None and not seen.waits:
-            now = time.monotonic()
-            job.silent_since = job.silent_since or now
-            if now - job.silent_since > _ANSWER_S:
-                self.cancel(job)
-                problem = NodeStartError(
+        elif not seen.waits:
+            job.silent_since = job.silent_since or time.monotonic()
+            if time.monotonic() - job.silent_since > _ANSWER_S:
+                self._give_up(job)
+                raise NodeStartError(
                     f"{who} runs on {seen.machine} and cannot be reached from {self._login.address.name} after "
                     f"{_ANSWER_S:g} s. It was cancelled. Check that the folder {self.folder} is on a disk that all "
                     "nodes share, and that the firewalls between login node and compute nodes let connections through."
                 )
-        if problem is None:
-            return False
-        with self._changed:
-            job.given_up = True
-            self._failures.append(problem)
-            self._changed.notify_all()
-        return True
+
+    def _give_up(self, job: Job) -> None:
+        job.given_up = True
+        self.cancel(job)
 
     def _output(self, job: Job) -> str:
         return self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
 
-    def _is_hopeless(self, job: Job) -> bool:
+    def _is_hopeless(self, job: Job, seen: QueuedJob) -> bool:
         """Return whether a job has been pending for _NEVER_S for a reason that does not go away."""
-        seen = job.seen
-        is_of_one = "," in (self._request.partition or "") and seen is not None and seen.reason.startswith("Partition")
-        if seen is None or not seen.never_runs or is_of_one:  # it may still run in another one of several partitions
+        is_of_one = "," in (self._options["partition"] or "") and seen.reason.startswith("Partition")
+        if not seen.never_runs or is_of_one:  # it may still run in another one of several partitions
             job.hopeless_since = None
             return False
         job.hopeless_since = job.hopeless_since or time.monotonic()
@@ -330,26 +294,21 @@ class Jobs:
         job.machine, job.address, job.port = str(found["machine"]), str(found["address"]), int(found["port"])
         try:
             sock = self._login.dial(job.address, job.port)
-            return claim(sock, job.context, f"skyward-{self._request.pool}-{job.id}")
+            return claim(sock, job.context, f"skyward-{self._pool}-{job.id}")
         except OSError:
             return None
 
-    def _tell_time(self, job: Job) -> None:
-        """Report a job that is about to reach its time limit, once."""
-        left = job.seen.left_s if job.seen and job.seen.state == "RUNNING" else None
-        if not job.noticed and left is not None and left <= job.notice_s:
+    def _announce_end(self, job: Job, seen: QueuedJob) -> None:
+        """Report that a job is about to reach its time limit (in a separate thread)."""
+        if seen.left_s is None:
+            return
+        left_s = min(_NOTICE_S, seen.left_s * _NOTICE_SHARE)
+        if not self._ended.wait(seen.left_s - left_s):
             job.noticed = True
-            self._on_time(job, left)
+            self._on_time(job, left_s)
 
-    def _say(self, jobs: list[Job], now: float) -> None:
-        """Report the jobs that are waited for, when that has changed."""
-        parts = []
-        for job in jobs:
-            if job.claim is None and not job.given_up and job.seen is not None and job.seen.waits:
-                why = f" ({job.seen.reason})" if job.seen.reason not in ("", "None") else ""
-                parts.append(f"job {job.id}{why}{job.seen.expected(now)}")
-        text = f"waiting in the queue: {', '.join(parts)}" if parts else ""
-        if text and text != self._said:
+    def _say(self, text: str) -> None:
+        if text != self._said:
             self._report(note(text))
         self._said = text
 
@@ -363,7 +322,7 @@ class Jobs:
         """
         where = f"{address} of job {job.id} on {job.machine} ({job.address}:{job.port})"
         dial = partial(self._login.dial, job.address, job.port)
-        return open_through(dial, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
+        return open_through(dial, job.context, address, where=where, name=f"skyward-{self._pool}-{address}")
 
     def name_node(self, job: Job, node: int) -> None:
         """Record in a job's comment which node it is, for `skyward ps`.
@@ -384,15 +343,7 @@ class Jobs:
         return with_output(found, self._output(job)) if found and found.has_ended else found
 
     def _listed(self) -> list[QueuedJob]:
-        return queued_jobs(self._login.run(f"{LIST} -n {name_of(self._request.pool)}"))
-
-    def any_runs(self) -> bool:
-        """Return whether any job of the pool runs.
-
-        Raises:
-            ProviderError: the login node cannot be queried.
-        """
-        return any(not job.has_ended and not job.waits for job in self._listed())
+        return queued_jobs(self._login.run(f"{LIST} -n {job_name(self._pool)}"))
 
     def exists(self) -> bool:
         """Return whether the pool's folder exists, which is only removed when the pool ends.
@@ -408,9 +359,8 @@ class Jobs:
 
     def close(self) -> None:
         """Tell all claimed jobs to end, without waiting."""
-        with self._changed:
+        with self._lock:
             claims = [job.claim for job in self._jobs.values() if job.claim is not None]
-            self._changed.notify_all()
         for each in claims:
             end(each.session, STOP)
             each.session.close()

@@ -17,7 +17,6 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.image_fields import PLATFORMS
 from skyward.model.ssh import SshHost
 from skyward.nodes.claimed import dial_program
-from skyward.providers.base import PoolRequest
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
 
@@ -168,26 +167,9 @@ for name in python@PYTHON@ python3; do
 done
 say apptainer "$(apptainer --version 2>/dev/null)"
 scontrol show config 2>/dev/null | sed -n 's/^\(SlurmctldHost\|SlurmctldPort\)[^=]*= */skyward \1 /p'
-sinfo -h -o '%R|%P|%a|%G' 2>/dev/null | sed 's/^/skyward partition /'
+sinfo -h -o '%R|%P|%G' 2>/dev/null | sed 's/^/skyward partition /'
 exit 0
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """A partition of a cluster.
-
-    Attributes:
-        name: its name.
-        is_default: whether jobs that name no partition go there.
-        state: "up", or the state in which it accepts no jobs.
-        gres: generic resources of its nodes as Slurm prints them; one line for each kind of node.
-    """
-
-    name: str
-    is_default: bool
-    state: str
-    gres: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +186,7 @@ class ClusterFacts:
         has_venv: whether that Python can create virtual environments.
         apptainer: version of Apptainer there; "" if there is none.
         controllers: addresses of Slurm's controllers, as `host:port`.
-        partitions: the partitions that it lists.
+        partitions: generic resources of each partition's nodes, as Slurm prints them; "" has those of the default one.
     """
 
     login: str
@@ -216,7 +198,7 @@ class ClusterFacts:
     has_venv: bool
     apptainer: str
     controllers: tuple[str, ...]
-    partitions: tuple[Partition, ...]
+    partitions: Mapping[str, str]
 
     def python(self, minor: str) -> str:
         """Return the path of Python there.
@@ -255,27 +237,6 @@ class ClusterFacts:
                 f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
                 "~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
             )
-
-    def partition(self, name: str | None) -> Partition:
-        """Return the named partition, or the default one; of several ("short,long") those that accept jobs, merged.
-
-        Raises:
-            ProviderError: one does not exist, or none of them accepts jobs.
-        """
-        known = {each.name: each for each in self.partitions}
-        names = ", ".join(known) or "none"
-        wanted = name.split(",") if name else [each.name for each in self.partitions if each.is_default][:1]
-        missing = next((each for each in wanted if each not in known), None)
-        if missing is not None or not wanted:
-            what = f"no partition {missing!r}" if missing is not None else "no default partition"
-            raise ProviderError(f"The cluster of {self.login} has {what}. Its partitions: {names}. Name one.")
-        found = [known[each] for each in wanted if known[each].state == "up"]
-        if not found:
-            states = ", ".join(dict.fromkeys(known[each].state for each in wanted))
-            raise ProviderError(
-                f"Partition {','.join(wanted)} of {self.login} rejects jobs: it is {states}. Others: {names}."
-            )
-        return replace(found[0], gres="\n".join(each.gres for each in found))
 
 
 def ask(login: Login, folder: str, python: str) -> ClusterFacts:
@@ -342,30 +303,10 @@ def _address(host: str) -> str:
     return inner[1] if inner else host
 
 
-def _partitions(lines: list[str]) -> tuple[Partition, ...]:
-    found: dict[str, Partition] = {}
-    for line in lines:
-        fields = line.split("|")
-        if len(fields) != 4:
-            continue
-        name, shown, state, gres = fields
-        known = found.get(name)
-        found[name] = Partition(
-            name=name,
-            is_default=shown.endswith("*"),
-            state=state,
-            gres=f"{known.gres}\n{gres}" if known else gres,
-        )
-    return tuple(found.values())
-
-
-def check_room(request: PoolRequest, cluster: ClusterFacts, partition: str | None) -> Partition:
-    """Return the partition for a pool's jobs.
-
-    Raises:
-        ProviderError: it does not exist or accepts no jobs, or the image is for another platform.
-    """
-    wanted = request.image.platform or request.platform
-    if wanted != cluster.platform:
-        raise ProviderError(f"The nodes of {cluster.login} are {cluster.platform}, and the image is for {wanted}.")
-    return cluster.partition(partition)
+def _partitions(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in (line for line in lines if line.count("|") == 2):
+        name, shown, gres = line.split("|", 2)
+        for each in (name, "") if shown.endswith("*") else (name,):
+            found[each] = f"{found.get(each, '')}\n{gres}"
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -23,9 +24,9 @@ from skyward.providers.base import Allocation, Capabilities, PoolRequest, Preemp
 from skyward.providers.reaper import Reaper
 from skyward.providers.slurm.environment import Environment, check_image, sif_environment, virtual_environment
 from skyward.providers.slurm.jobs import LIST, Job, Jobs, SlurmProcess
-from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask, check_room
-from skyward.providers.slurm.queue import JobRequest, gres_for, name_of, queued_jobs
-from skyward.system import threading, time
+from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask
+from skyward.providers.slurm.queue import gres_for, job_name, queued_jobs
+from skyward.system import threading
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
 _NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm uses the first possible one
@@ -58,7 +59,6 @@ class Slurm(Provider):
         partition, account, qos: partition, account and quality of service of the jobs, by the cluster's names; None for
             its defaults. With several partitions, as "short,long", each job runs in the one where it can start first.
         time: time limit of each job, in a format of sbatch ("4:00:00", "2-12"); None for the partition's default.
-        renew: whether a node near its time limit is replaced. Otherwise the pool ends with its last job.
         folder: folder on a disk that all machines of the cluster share; "~" is the home directory there.
         image_mode: how the image runs. "apptainer": as a file in that folder, run by Apptainer; "venv": its packages
             are installed into a virtual environment there. None: the first of these that the cluster supports.
@@ -79,7 +79,6 @@ class Slurm(Provider):
     account: str | None = None
     qos: str | None = None
     time: str | None = None
-    renew: bool = False
     folder: str = "~/.cache/skyward"
     image_mode: Literal["apptainer", "venv"] | None = None
     key: str | os.PathLike[str] | None = None
@@ -102,7 +101,7 @@ class Slurm(Provider):
         if self.image_mode not in (None, "apptainer", "venv"):
             raise ConfigError(f"sky.Slurm: image_mode must be 'apptainer' or 'venv'; found {self.image_mode!r}.")
         address = LoginAddress.of(self.login, **files)
-        for name, value in {**files, "renew": bool(self.renew), "address": address}.items():
+        for name, value in {**files, "address": address}.items():
             object.__setattr__(self, name, value)
 
     def check(self, request: PoolRequest) -> None:
@@ -196,16 +195,17 @@ class SlurmAllocation(Allocation):
         """Check that the cluster can run such jobs. `prepare` determines their machines.
 
         Raises:
-            ProviderError: the login node cannot be reached, no controller answers, there is no such partition, or none
-                of its nodes has the GPUs.
+            ProviderError: the login node cannot be reached, no controller answers, or the image is for another
+                platform.
         """
         request, provider = self.request, self._provider
         sweep_orphans()
         self._directory = directory = PoolDirectory.create(request.pool_id, runtime_base())
         self._login = login = Login(provider.address, directory.path)
         self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
-        partition = check_room(request, cluster, provider.partition)
-        self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
+        wanted = request.image.platform or request.platform
+        if wanted != cluster.platform:
+            raise ProviderError(f"The nodes of {cluster.login} are {cluster.platform}, and the image is for {wanted}.")
         self._hosts = [ClaimedHost(self) for _ in range(request.fewest)]
         return list(self._hosts)
 
@@ -247,16 +247,17 @@ class SlurmAllocation(Allocation):
         request, provider, login = self.request, self._provider, self._login
         pools = f"{self._cluster.shared}/pools"
         folder = f"{pools}/{request.pool_id}"
-        wanted = JobRequest(
-            pool=request.pool_id,
-            partition=provider.partition,
-            account=provider.account,
-            qos=provider.qos,
-            time=provider.time,
-            cpus=request.cpus,
-            memory_gb=request.memory_gb,
-            gres=self._gres,
-        )
+        partitions = (provider.partition or "").split(",")
+        offered = "\n".join(self._cluster.partitions.get(name, "") for name in partitions)
+        options = {
+            "partition": provider.partition,
+            "account": provider.account,
+            "qos": provider.qos,
+            "time": provider.time,
+            "cpus-per-task": None if request.cpus is None else str(math.ceil(request.cpus)),
+            "mem": None if request.memory_gb is None else f"{int(request.memory_gb * 1024)}M",
+            "gres": gres_for(request.accelerator, offered) if request.accelerator else None,
+        }
         settings = {
             "pool": request.pool_id,
             "lease_s": request.lease_s,
@@ -267,7 +268,15 @@ class SlurmAllocation(Allocation):
             self.check_open()
             self._reaper = Reaper(provider, request.pool_id)
             self._jobs = jobs = Jobs(
-                login, wanted, environment, folder, settings, request.report, self._on_time, self.ended
+                login,
+                request.pool_id,
+                options,
+                environment,
+                folder,
+                settings,
+                request.report,
+                self._on_time,
+                self.ended,
             )
             script = _MAKE_FOLDER.format(pools=shlex.quote(pools), pool=request.pool_id, minutes=_FRESH_MIN)
             login.run(f"{script}cat >{shlex.quote(folder)}/{_SESSION}", environment.session.encode())
@@ -305,41 +314,20 @@ class SlurmAllocation(Allocation):
     def _give_up(self, jobs: Jobs, job: Job, process: ClaimedProcess | None) -> None:
         """End a lost job, unless it may finish its calls, and avoid its machine if that was lost."""
         if job.noticed:
-            if not self._provider.renew:
-                self._wait_for_end(jobs, job)
             return
         found = jobs.state(job)
         is_lost = process is None or process.is_lost
         if found is not None and (found.state == "NODE_FAIL" or not found.has_ended) and is_lost:
             jobs.avoid(job.machine)
             self.request.report(note(f"{job.machine} is avoided: job {job.id} was lost with it"))
-        if found is not None and not found.has_ended:
-            jobs.cancel(job)
-        if found is not None and found.state == "TIMEOUT" and not self._provider.renew:
-            raise self._time_is_over()
-
-    def _wait_for_end(self, jobs: Jobs, job: Job) -> None:
-        """Wait until the time limit of a job that is not replaced; other nodes serve the pool until then."""
-        over = time.monotonic() + job.left_s
-        while not self.ended.wait(1.0):
-            if time.monotonic() > over or not jobs.any_runs():
-                raise self._time_is_over()
-        self.check_open()
-
-    def _time_is_over(self) -> PoolClosedError:
-        return PoolClosedError(
-            f"the time of a job of pool {self.request.pool_id} is over (time={self._provider.time!r}). Ask for more, "
-            "or have such jobs replaced with renew=True."
-        )
+        jobs.cancel(job)
 
     def _on_time(self, job: Job, left_s: float) -> None:
-        """Notify the pool that a job's time limit is near: its node is drained, and with renew=True replaced."""
+        """Notify the pool that a job's time limit is near: its node is drained and replaced."""
         host = next((host for host in self._hosts if host.claimed is job), None)
         if host is not None:
             text = f"has {left_s:.0f} s left of its time limit (job {job.id})"
-            self.request.on_preemption(
-                PreemptionNotice(host=host, text=text, left_s=left_s, is_replaced=self._provider.renew)
-            )
+            self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=left_s))
 
     def start(self, host: ClaimedHost[Job], launch: Launch) -> RunnerNode:
         """Turn the job into the node."""
@@ -355,8 +343,6 @@ class SlurmAllocation(Allocation):
         Raises:
             ProviderError: the login node cannot be queried; the leases of running jobs end them.
         """
-        if self._jobs is not None:
-            self._jobs.wake()
         with self._lock:  # waits for a thread that is submitting jobs
             jobs, reaper = self._jobs, self._reaper
         with ExitStack() as last:
@@ -384,7 +370,7 @@ def clear(login: Login, folder: str, pool: str) -> None:
     """
     if not pool.isalnum():
         return
-    name = name_of(pool)
+    name = job_name(pool)
     script = f"""
 rm -rf {shlex.quote(folder)}
 tries=0 until=$(($(date +%s) + {int(_CLEAR_S)}))

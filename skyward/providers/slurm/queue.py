@@ -7,10 +7,9 @@ clusters lack, and its states and numbers changed between 22.05 and 24.11.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from skyward.errors import ProviderError
 from skyward.model.spec import Accelerator
 
 # Fields that contain no "|"; the comment, which may, is last.
@@ -28,13 +27,6 @@ _NEVER = re.compile(
     r"|QOSNotAllowed|BadConstraints|DependencyNeverSatisfied|JobHeld(User|Admin)|JobLaunchFailure|launch_failed.*"
     r"|(Assoc|QOS|Association|Assoc_?Group)\w*(PerJob|PerNode|WallDuration)\w*|QOSMin\w+|DeadLine|FedJobLock"
 )
-_ADVICE = {
-    "PartitionConfig": "No node of the partition has what the job asks for: see cpu=, memory_gb= and accelerator=.",
-    "PartitionNodeLimit": "The partition rejects single-node jobs. Name another one with partition=.",
-    "PartitionTimeLimit": "time= is longer than the partition allows; `sinfo` shows its limit.",
-    "InvalidAccount": "Name an account that may run jobs here with account=.",
-    "AccountNotAllowed": "Name an account that may use the partition with account=.",
-}
 # Output of Slurm's step in a job that it, or the kernel, killed for its memory. Without control groups the state of
 # such a job is FAILED, with another reason.
 _MEMORY = re.compile(r"slurmstepd.*(exceeded memory limit|oom[_-]kill)")
@@ -43,7 +35,7 @@ _ENDS = {
     "NODE_FAIL": "is lost: Slurm says that its machine failed",
     "PREEMPTED": "was ended by Slurm for a job of higher priority",
     "CANCELLED": "was cancelled (scancel)",
-    "OUT_OF_MEMORY": "was killed because it used more memory than it may (out of memory). Ask for more with memory_gb=",
+    "OUT_OF_MEMORY": "was killed because it used more memory than it may (out of memory). Ask for more with memory=",
     "DEADLINE": "was ended by Slurm at its deadline",
     "BOOT_FAIL": "is lost: its machine failed to start",
 }
@@ -87,11 +79,6 @@ class QueuedJob:
     def never_runs(self) -> bool:
         """Whether it waits for something that will not happen."""
         return self.waits and bool(_NEVER.fullmatch(self.reason))
-
-    @property
-    def advice(self) -> str:
-        """What to do about the reason for which it never runs."""
-        return _ADVICE.get(self.reason, f"`scontrol show job` and the cluster's manual explain {self.reason}.")
 
     def expected(self, now: float) -> str:
         """Return when it is expected to start, as text; "" if unknown. `now` is the cluster's time."""
@@ -162,80 +149,39 @@ def labels_in(comment: str) -> dict[str, str]:
     return {name.removeprefix(_LABEL): value for name, _, value in parts}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """The resources that every job of a pool requests.
-
-    Attributes:
-        pool: identifier of the pool.
-        partition, account, qos: partition, account and quality of service, by the cluster's names; None for its
-            defaults.
-        time: time limit in one of Slurm's formats; None for the partition's default.
-        cpus: CPUs of a node; None for the cluster's default.
-        memory_gb: memory of a node in GiB; None for the cluster's default.
-        gres: GPUs of a node, such as "gpu:a100:2"; "" for none.
-        options: further arguments of sbatch.
-    """
-
-    pool: str
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
-    cpus: float | None = None
-    memory_gb: float | None = None
-    gres: str = ""
-    options: Sequence[str] = ()
-
-    def words(self, folder: str, labels: Mapping[str, str], excluded: Collection[str]) -> list[str]:
-        """Return the command line of sbatch for one job, whose script it reads from standard input."""
-        wanted = {
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "time": self.time,
-            "cpus-per-task": None if self.cpus is None else str(max(1, -int(-self.cpus // 1))),
-            "mem": None if self.memory_gb is None else f"{int(self.memory_gb * 1024)}M",
-            "gres": self.gres or None,
-            "exclude": ",".join(sorted(excluded)) or None,
-        }
-        return [
-            *("sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1"),
-            *(f"--job-name={name_of(self.pool)}", f"--comment={comment_of(labels)}"),
-            # nothing from the submitter's environment that might contain a secret
-            *("--export=HOME,USER,LOGNAME,PATH,LANG,SLURM_CONF", f"--chdir={folder}"),
-            *(f"--output={folder}/output", "--open-mode=append"),
-            *(f"--{name}={value}" for name, value in wanted.items() if value is not None),
-            *self.options,
-        ]
-
-
-def name_of(pool: str) -> str:
+def job_name(pool: str) -> str:
     """Return the name of all jobs of a pool."""
     return f"skyward-{pool}"
+
+
+def sbatch(pool: str, folder: str, labels: Mapping[str, str], options: Mapping[str, str | None]) -> list[str]:
+    """Return the command line of sbatch for one job, whose script it reads from standard input.
+
+    Args:
+        pool: identifier of the pool.
+        folder: the job's folder on the shared disk.
+        labels: what its comment says.
+        options: further options of sbatch; those that are None are left out.
+    """
+    return [
+        *("sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1"),
+        *(f"--job-name={job_name(pool)}", f"--comment={comment_of(labels)}"),
+        # nothing from the submitter's environment that might contain a secret
+        *("--export=HOME,USER,LOGNAME,PATH,LANG,SLURM_CONF", f"--chdir={folder}"),
+        *(f"--output={folder}/output", "--open-mode=append"),
+        *(f"--{name}={value}" for name, value in options.items() if value is not None),
+    ]
 
 
 def gres_for(accelerator: Accelerator, text: str) -> str:
     """Return the generic resource for an accelerator, from the output of `sinfo -h -o %G` for a partition's nodes.
 
-    Raises:
-        ProviderError: no node has enough of these GPUs.
+    Slurm rejects the job if no node has it.
     """
-    offered: dict[str, int] = {}
-    for entry in re.split(r"[,\n]", re.sub(r"\([^)]*\)", "", text)):
-        name, *rest = entry.strip().split(":")
-        if name == "gpu" and rest and rest[-1].isdigit():
-            kind = rest[0] if len(rest) > 1 else ""
-            offered[kind] = max(offered.get(kind, 0), int(rest[-1]))
-    fits = [kind for kind in offered if kind and _plain(accelerator.name) in _plain(kind)]
-    kinds = fits or [kind for kind in offered if not kind]
-    if enough := [kind for kind in kinds if offered[kind] >= accelerator.count]:
-        return f"gpu:{enough[0]}:{accelerator.count}" if enough[0] else f"gpu:{accelerator.count}"
-    has = ", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(offered.items())) or "none"
-    raise ProviderError(
-        f"No node of the partition has {accelerator.count} x {accelerator.name}. GPUs of its nodes: {has}. Name "
-        "another partition, or another accelerator."
-    )
+    types = re.findall(r"gpu:([^:,()\s]*[^\d:,()\s][^:,()\s]*):\d", text)
+    fits = [each for each in types if _plain(accelerator.name) in _plain(each)]
+    kind = f"{fits[0]}:" if fits else f"{accelerator.name.lower()}:" if types else ""
+    return f"gpu:{kind}{accelerator.count}"
 
 
 def _plain(name: str) -> str:

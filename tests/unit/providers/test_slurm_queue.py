@@ -17,11 +17,10 @@ from skyward.model.spec import Accelerator
 from skyward.providers.slurm.environment import check_image
 from skyward.providers.slurm.login import Login, ask, facts_in
 from skyward.providers.slurm.queue import (
-    JobRequest,
-    comment_of,
     gres_for,
     labels_in,
     queued_jobs,
+    sbatch,
     seconds,
     submitted,
     with_output,
@@ -45,10 +44,10 @@ skyward apptainer apptainer version 1.4.5
 skyward SlurmctldHost login(10.91.136.1)
 skyward SlurmctldHost backup
 skyward SlurmctldPort 6817-6818
-skyward partition main|main*|up|gpu:a100:2
-skyward partition main|main*|up|(null)
-skyward partition old|old|down|(null)
-skyward partition big|big|up|gpu:h100:8
+skyward partition main|main*|gpu:a100:2
+skyward partition main|main*|(null)
+skyward partition old|old|(null)
+skyward partition big|big|gpu:h100:8
 """
 
 
@@ -57,7 +56,7 @@ def test_queue() -> None:
     waiting, running, never = queued_jobs(QUEUE)
     assert (waiting.waits, waiting.never_runs, waiting.start, waiting.machine) == (True, False, 1795427161.0, "")
     assert (running.machine, running.left_s, running.labels) == ("n1", 59.0, {"pool": "ab12", "node": "0"})
-    assert never.never_runs and never.left_s is None and "single-node" in never.advice and never.labels == {}
+    assert never.never_runs and never.left_s is None and never.labels == {}
 
 
 @pytest.mark.parametrize(
@@ -102,18 +101,14 @@ def test_seconds(text: str, expected: float | None) -> None:
     assert seconds(text) == expected
 
 
-def test_labels() -> None:
-    """They come back from a comment."""
-    labels = {"pool": "ab12", "node": "3", "user": "ann@laptop"}
-    assert labels_in(comment_of(labels)) == labels
-
-
 def test_words_of_sbatch() -> None:
-    """What is asked for is on the command line, and the job is never requeued."""
-    request = JobRequest(pool="ab12", partition="gpu", time="4:00:00", cpus=1.5, memory_gb=2, gres="gpu:a100:2")
-    words = request.words("/shared/pools/ab12/0", {"pool": "ab12"}, ["n2", "n1"])
-    assert {"--no-requeue", "--nodes=1", "--partition=gpu", "--time=4:00:00", "--cpus-per-task=2"} <= set(words)
-    assert {"--mem=2048M", "--gres=gpu:a100:2", "--exclude=n1,n2", "--comment=skyward.pool=ab12"} <= set(words)
+    """What is asked for is on the command line, the job is never requeued, and its comment has its labels."""
+    labels = {"pool": "ab12", "node": "3", "user": "ann@laptop"}
+    words = sbatch("ab12", "/shared/pools/ab12/0", labels, {"partition": "gpu", "exclude": "n1,n2", "time": None})
+    assert {"--no-requeue", "--nodes=1", "--partition=gpu", "--exclude=n1,n2"} <= set(words)
+    assert not any(word.startswith("--time") for word in words)
+    comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
+    assert labels_in(comment) == labels
 
 
 def test_numbers_of_jobs() -> None:
@@ -121,16 +116,18 @@ def test_numbers_of_jobs() -> None:
     assert submitted("sbatch: 12 core hours are left\n41;cluster\n42 jobs wait\n43\n") == ["41", "43"]
 
 
-def test_gres() -> None:
+@pytest.mark.parametrize(
+    ("accelerator", "offered", "expected"),
+    [
+        (Accelerator("A100", 2), "gpu:nvidia_a100-sxm4-40gb:4(S:0-1)\n(null)", "gpu:nvidia_a100-sxm4-40gb:2"),
+        (Accelerator("H100", 8), "gpu:a100:2\n(null)\n\ngpu:h100:8", "gpu:h100:8"),
+        (Accelerator("A100"), "gpu:8", "gpu:1"),
+        (Accelerator("H100"), "gpu:a100:2", "gpu:h100:1"),  # which Slurm rejects
+    ],
+)
+def test_gres(accelerator: Accelerator, offered: str, expected: str) -> None:
     """The type of the partition that has the accelerator's name; untyped ones take any."""
-    assert gres_for(Accelerator("A100", 2), "gpu:nvidia_a100-sxm4-40gb:4(S:0-1)\n(null)") == (
-        "gpu:nvidia_a100-sxm4-40gb:2"
-    )
-    assert gres_for(Accelerator("A100"), "gpu:8") == "gpu:1"
-    with pytest.raises(ProviderError, match="GPUs of its nodes: 2 x a100"):
-        gres_for(Accelerator("H100"), "gpu:a100:2")
-    with pytest.raises(ProviderError, match="has 4 x A100"):
-        gres_for(Accelerator("A100", 4), "gpu:a100:2")
+    assert gres_for(accelerator, offered) == expected
 
 
 def test_facts() -> None:
@@ -139,11 +136,12 @@ def test_facts() -> None:
     assert facts.controllers == ("10.91.136.1:6817", "backup:6817")
     assert (facts.version, facts.platform, facts.apptainer) == ("22.05.8", "linux/amd64", "1.4.5")
     assert facts.modes == {"apptainer": "", "venv": ""}
-    assert facts.partition(None).gres == "gpu:a100:2\n(null)"
-    with pytest.raises(ProviderError, match="Its partitions: main, old, big"):
-        facts.partition("gpu")
-    with pytest.raises(ProviderError, match="rejects jobs: it is down"):
-        facts.partition("old")
+    assert facts.partitions == {
+        "main": "\ngpu:a100:2\n(null)",
+        "": "\ngpu:a100:2\n(null)",
+        "old": "\n(null)",
+        "big": "\ngpu:h100:8",
+    }
     with pytest.raises(ProviderError, match="no sbatch on login"):
         facts_in("", "login", "~")
 
@@ -172,19 +170,6 @@ def test_a_python_that_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     facts = ask(cast(Login, Here()), str(tmp_path), version)
     assert (facts.interpreter, facts.modes["venv"]) == (str(tmp_path / f"python{version}"), "")
-
-
-def test_several_partitions() -> None:
-    """As sbatch takes them: all are there, one at least takes jobs, and GPUs are looked for in all that do."""
-    sky.Slurm(partition="old,main,big")
-    facts = facts_in(CLUSTER, "login", "~/.cache/skyward")
-    found = facts.partition("old,main,big").gres
-    assert gres_for(Accelerator("A100"), found) == "gpu:a100:1"
-    assert gres_for(Accelerator("H100", 8), found) == "gpu:h100:8"
-    with pytest.raises(ProviderError, match="no partition 'gpu'"):
-        facts.partition("main,gpu")
-    with pytest.raises(ProviderError, match="old,old of login rejects jobs: it is down"):
-        facts.partition("old,old")
 
 
 def test_ways_to_run_images() -> None:
