@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -147,20 +146,15 @@ def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     files = (each / "pyproject.toml" for each in (folder, *folder.parents))
     project = next((file for file in files if file.is_file()), None)
-    if project is not None and (table := _toml(project).get("tool", {}).get("skyward")) is not None:
-        from skyward.builder.sources.toml import check_tool_table  # pydantic is loaded only if there is such a table
-
-        checked = check_tool_table(project, project.read_text(encoding="utf-8"), table)
-        for url, target in _checked_map(checked.get("indexes", {}), str(project)).items():
+    if project is not None:
+        table = _toml(project).get("tool", {}).get("skyward", {}).get("indexes", {})
+        for url, target in _checked_map(table, f"{project}, tool.skyward.indexes").items():
             found[url] = target if "://" in target else str(project.parent / Path(target).expanduser())
-    if text := environ.get("SKYWARD_INDEXES"):
-        try:
-            found.update(_checked_map(json.loads(text), "SKYWARD_INDEXES"))
-        except ValueError as error:
-            raise ConfigError(
-                f"SKYWARD_INDEXES is not JSON ({error}). It maps index URLs to URLs or folders."
-            ) from None
-    return found
+    try:
+        given = json.loads(environ.get("SKYWARD_INDEXES") or "{}")
+    except ValueError as error:
+        raise ConfigError(f"SKYWARD_INDEXES is not JSON ({error}). It maps index URLs to URLs or folders.") from None
+    return found | _checked_map(given, "SKYWARD_INDEXES")
 
 
 def _checked_map(table: Any, place: str) -> dict[str, str]:
@@ -198,7 +192,7 @@ def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
         extra=tuple(dict.fromkeys([*extra, *settings.get("extra-index-url", ())])),
         find_links=tuple(dict.fromkeys([*links, *settings.get("find-links", ())])),
         insecure_hosts=(*words("UV_INSECURE_HOST"), *settings.get("allow-insecure-host", ())),
-        no_index=bool(settings.get("no-index")) or environ.get("UV_NO_INDEX", "") in ("1", "true"),
+        no_index=bool(settings.get("no-index")),
         strategy=environ.get("UV_INDEX_STRATEGY") or settings.get("index-strategy"),
         keyring=(environ.get("UV_KEYRING_PROVIDER") or settings.get("keyring-provider")) == "subprocess",
     )
@@ -248,16 +242,6 @@ def folder_of(source: str) -> Path | None:
     return None if "://" in source else Path(source).expanduser().absolute()
 
 
-def with_passwords(indexes: Indexes) -> Indexes:
-    """Add the passwords that this machine's keyring has for users in URLs."""
-    return replace(
-        indexes,
-        default=indexes.default and with_password(indexes.default),
-        extra=tuple(map(with_password, indexes.extra)),
-        find_links=tuple(map(with_password, indexes.find_links)),
-    )
-
-
 def with_password(url: str) -> str:
     """Add the keyring's password for the user in a URL; unchanged without a user or with a password.
 
@@ -267,17 +251,15 @@ def with_password(url: str) -> str:
     parts = urlsplit(url)
     if not parts.username or parts.password is not None or not parts.hostname:
         return url
-    place, command = parts.netloc.rpartition("@")[2], shutil.which("keyring")
-    if command is None:
-        raise ConfigError(f"The password for {place} is in a keyring, but there is no `keyring` command. Install it.")
+    place = parts.netloc.rpartition("@")[2]
     for service in (parts._replace(netloc=place).geturl(), place):
-        words = [command, "get", service, unquote(parts.username)]
+        words = ["keyring", "get", service, unquote(parts.username)]
         try:
             done = subprocess.run(
                 words, capture_output=True, text=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL
             )
-        except (OSError, subprocess.TimeoutExpired):
-            raise ConfigError(f"The keyring did not answer when asked for the password for {place}.") from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"The keyring, which has the password for {place}, does not answer: {error}.") from None
         if done.returncode == 0 and (password := done.stdout.rstrip("\n")):
             return parts._replace(netloc=f"{parts.username}:{quote(password, safe='')}@{place}").geturl()
     return url

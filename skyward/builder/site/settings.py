@@ -34,7 +34,6 @@ from skyward.builder.site.indexes import (
     pip_option,
     python_builds,
     with_password,
-    with_passwords,
 )
 from skyward.errors import ConfigError
 from skyward.image import Plan
@@ -43,7 +42,6 @@ from skyward.model.image import Image, package_name
 
 _PLACE = "/run/skyward"
 _NO_INDEX = "none"  # stands for an index whose mirror is a folder
-_MAX_SECRET = 500 * 1024  # BuildKit's limit
 _ENDINGS = (".whl", ".tar.gz", ".zip")
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _CERTIFICATE = re.compile(
@@ -74,19 +72,8 @@ class Site:
     timeout_s: int | None = None
 
     def place(self, index: str) -> str:
-        """Return the address of an index at this site: that of its mirror, if there is one.
-
-        Raises:
-            ConfigError: the mirror is a folder that does not exist.
-        """
-        mirror = dict(self.mirrors).get(index.rstrip("/"), index)
-        folder = folder_of(mirror)
-        if mirror != index and folder is not None and not folder.is_dir():
-            raise ConfigError(
-                f"The site's index map replaces {index} by the folder {folder}, which does not exist. Correct "
-                "SKYWARD_INDEXES or [tool.skyward.indexes]."
-            )
-        return mirror
+        """Return the address of an index at this site: that of its mirror, if there is one."""
+        return dict(self.mirrors).get(index.rstrip("/"), index)
 
     @property
     def sources(self) -> Iterator[str]:
@@ -108,7 +95,9 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     )
     indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
     if indexes.keyring:
-        indexes, mapped = with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
+        known = indexes.default and with_password(indexes.default)
+        indexes = replace(indexes, default=known, extra=tuple(map(with_password, indexes.extra)))
+        mapped = {url: with_password(used) for url, used in mapped.items()}
     # the key "default" in the site's map is used if no index is named
     return Site(
         ca=_certificates(environ, home),
@@ -152,11 +141,7 @@ class UvSettings:
 
 
 def uv_settings(site: Site, image: Image, *, folders: bool = True) -> UvSettings:
-    """Return the settings of uv and pip, with or without the folders of this machine.
-
-    Raises:
-        ConfigError: a mirror is a folder that does not exist.
-    """
+    """Return the settings of uv and pip, with or without the folders of this machine."""
     indexes = site.indexes
     default = site.place(indexes.default) if indexes.default else None
     extra, links = tuple(map(site.place, indexes.extra)), indexes.find_links
@@ -186,11 +171,7 @@ def uv_settings(site: Site, image: Image, *, folders: bool = True) -> UvSettings
 
 
 def site_script(site: Site, plan: Plan) -> str:
-    """Return the script for a plan's build.
-
-    Raises:
-        ConfigError: a mirror is a folder that does not exist, or the script exceeds the size limit of a secret.
-    """
+    """Return the script for a plan's build."""
     site = with_sources(site, plan.lock.sources) if plan.lock else site
     settings = uv_settings(site, plan.image, folders=False)
     files, variables = dict(settings.files), dict(settings.variables)
@@ -203,14 +184,7 @@ def site_script(site: Site, plan: Plan) -> str:
     lines = [f"export {name}={_PLACE}/{file}" for name, file in variables.items()]
     lines += [f"cat > {_PLACE}/{name} <<'SKYWARD_END'\n{text.rstrip()}\nSKYWARD_END" for name, text in files.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in more.items()]
-    script = "\n".join(lines) + "\n"
-    size = len(script.encode())
-    if size > _MAX_SECRET:
-        raise ConfigError(
-            f"The CA bundle and index settings of this machine have {size >> 10} KB; a build accepts "
-            f"{_MAX_SECRET >> 10} KB. Set SSL_CERT_FILE to a bundle with fewer certificates."
-        )
-    return script
+    return "\n".join(lines) + "\n"
 
 
 def place_files(site: Site, plan: Plan, requirements: Path) -> None:
@@ -222,17 +196,18 @@ def place_files(site: Site, plan: Plan, requirements: Path) -> None:
 
     site = with_sources(site, plan.lock.sources) if plan.lock else site
     folders = [folder for source in dict.fromkeys(site.sources) if (folder := folder_of(source))]
-    loose = {folder: _package_files(folder) for folder in folders}
+    loose = [file for folder in folders for file in _package_files(folder)]
     for file in requirements.rglob("*.txt"):
         for name, version, hashes in _PIN.findall(file.read_text(encoding="utf-8")):
-            for folder in folders:
-                for found in (*loose[folder], *_listed(folder / name)):
-                    target = file.parent / found.name
-                    if _is_of(found.name, name, version) and sha256_of(found) in hashes and not target.exists():
-                        _link(found, target)
+            start = package_name(f"{name}-{version}-")
+            for found in (*loose, *(each for folder in folders for each in _listed(folder / name))):
+                target = file.parent / found.name
+                if package_name(found.name).startswith(start) and sha256_of(found) in hashes and not target.exists():
+                    _link(found, target)
 
 
 def _package_files(folder: Path) -> list[Path]:
+    """Return the wheels and source packages in a folder."""
     with suppress(OSError):
         return [path for path in folder.iterdir() if path.name.endswith(_ENDINGS)]
     return []
@@ -244,12 +219,6 @@ def _listed(folder: Path) -> list[Path]:
     links = re.findall(r'href="([^"#]+)', page.read_text(encoding="utf-8")) if page.is_file() else []
     found = [Path(os.path.normpath(folder / unquote(link.removeprefix("file://")))) for link in links]
     return _package_files(folder) + [path for path in found if path.name.endswith(_ENDINGS) and path.is_file()]
-
-
-def _is_of(file: str, name: str, version: str) -> bool:
-    stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", file)
-    words = stem.split("-")[:2] if file.endswith(".whl") else stem.rpartition("-")[::2]
-    return package_name(words[0]) == name and words[1] == version
 
 
 def _link(source: Path, target: Path) -> None:
@@ -329,9 +298,7 @@ def _certificates(environ: Mapping[str, str], home: Path) -> str:
         files = [path for path in sorted(bundle.iterdir()) if path.is_file()] if bundle.is_dir() else [bundle]
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     except OSError as error:
-        raise ConfigError(
-            f"{origin} names {bundle}, which cannot be read: {error.strerror}. Correct or unset it."
-        ) from None
+        raise ConfigError(f"{origin} names {bundle}, which cannot be read: {error.strerror}.") from None
     blocks = dict.fromkeys(block for text in texts for block in _CERTIFICATE.findall(text))
     if not blocks:
         raise ConfigError(f"The CA bundle {bundle} ({origin}) has no certificate in PEM form.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from skyward.errors import ConfigError
 from skyward.model.image import Image
-from skyward.model.spec import Accelerator, Nodes
+from skyward.model.spec import Accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +65,17 @@ def load(path: str | Path) -> Declared:
         ConfigError: the file cannot be read, or a value is wrong; the message names the file, the key and what is
             allowed.
     """
-    from skyward.builder.sources.toml import image_fields, read
+    from skyward.builder.sources.toml import read
 
     path = Path(path)
     values = read(path)
     beside = path.with_suffix(".lock")
     if "lock" not in values and beside.is_file():
         values["lock"] = beside.name
-    plugins = values.pop("plugins", {})
-    uses = plugins.items() if isinstance(plugins, dict) else ((name, {}) for name in plugins)
+    uses = values.pop("plugins", {}).items()
+    nodes, accelerator = values.pop("nodes", 1), values.pop("accelerator", None)
     try:
-        nodes = Nodes.of(values.pop("nodes", 1)).desired
-        accelerator = Accelerator.of(values.pop("accelerator", None))
-        image = Image(**image_fields(values))
+        image = Image(**values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('Image: ')}") from None
     return Declared(

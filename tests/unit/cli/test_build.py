@@ -223,7 +223,7 @@ def test_a_machine_is_an_ssh_address(skyward: Skyward, file: Path) -> None:
 
 
 def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: Skyward, file: Path) -> None:
-    """No docker SDK, no rich, nothing that builds: that is what keeps it quick. pydantic reads the TOML file."""
+    """No docker SDK, no rich, nothing that builds: that is what keeps it quick."""
     _make(skyward, engine, file)
     code = f"import sys\nfrom skyward.cli.main import main\nmain(['build', {str(file)!r}])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

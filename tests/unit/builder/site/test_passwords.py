@@ -59,5 +59,5 @@ def test_a_site_with_a_keyring(keyring: Path, tmp_path: Path, monkeypatch: pytes
     assert read_site(environ | {"UV_KEYRING_PROVIDER": ""}, tmp_path, tmp_path).indexes.extra == (ann,)
     assert not keyring.exists()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"there is no `keyring` command"):
+    with pytest.raises(ConfigError, match=r"keyring, which has the password for a.example, does not answer"):
         with_password(ann)
