@@ -3,13 +3,14 @@
 import hashlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import debian, mounts, processes, registry, sources
+from . import daemon, debian, mounts, processes, registry, sources
 from .console import SetupError, capture, run, say, step
 from .place import Place
 
@@ -157,13 +158,13 @@ def _import_debian(place: Place, client: Client, minor: str, refusal: str) -> st
     """Make a root file system from the machine's own apt sources and import it; return the image's name."""
     release = debian.release()
     system, codename = release.get("PRETTY_NAME", "this system"), release.get("VERSION_CODENAME", "")
-    debian.ensure(place, debian.BASE_PACKAGES, purpose="making a base image")
+    if shutil.which("mmdebstrap", path=daemon.daemon_path()) is None:
+        debian.install(place, ["mmdebstrap"], purpose="making a base image")
     if f"python{minor}-venv" not in debian.available([f"python{minor}-venv"]):
         raise SetupError(
-            f"no base image can be had: python:{minor}-slim cannot be pulled ({refusal}), and {system} packages "
-            f"Python {debian.python_minor()}, not the {minor} that runs this. Use the distribution's own Python for "
-            "everything (make PYTHON=/usr/bin/python3 ...), or pull that image where Docker Hub is reachable and "
-            "bring it here with `docker load`."
+            f"no base image is available: python:{minor}-slim cannot be pulled ({refusal}), and {system} has no "
+            f"package of the Python {minor} that runs this. Use the distribution's own Python for everything "
+            "(make PYTHON=/usr/bin/python3 ...), or bring that image here with `docker load`."
         )
     image = f"skyward/{release.get('ID', 'debian')}:{codename}-py{minor}"
     wanted = _hash(_bootstrap(minor))
@@ -171,7 +172,6 @@ def _import_debian(place: Place, client: Client, minor: str, refusal: str) -> st
         say(f"{image} is there")
         return image
     machine = sources.machine_sources(codename)
-    sources.check(machine, codename)
     work = place.root / "base"
     _clear(work)
     work.mkdir()
@@ -196,12 +196,10 @@ def _clear(work: Path) -> None:
 
 def publish(place: Place, client: Client, image: str, address: str) -> None:
     """Push the base to a registry that does not have this very image."""
-    repository, _, tag = image.partition(":")
     remote = f"{address}/{image}"
-    held = registry.digest(address, repository, tag)
-    known = client.ask("image", "inspect", "--format", '{{join .RepoDigests " "}}', image) or ""
-    if held and f"{address}/{repository}@{held}" in known.split():
-        say(f"the registry has {image}")
+    pushed = client.ask("image", "inspect", "--format", "{{.Id}}", remote)
+    path = f"/v2/{image.replace(':', '/manifests/')}"
+    if pushed == client.ask("image", "inspect", "--format", "{{.Id}}", image) and registry.answers(address, path):
         return
     with step(f"pushing {image} to {address}"):
         client.do(place, "tag", image, remote)

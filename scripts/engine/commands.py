@@ -10,7 +10,6 @@ from . import base, client, daemon, debian, envfile, indexes, mounts, registry
 from .console import SetupError, capture, say
 from .place import Place
 
-WANTED_GB = 20
 _DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 
@@ -18,8 +17,6 @@ def up(place: Place) -> None:
     """Bring up what builds and pools need and leave `.engine/env`. Does nothing that is done already."""
     started_s = time.monotonic()
     with place.locked():
-        _tell_room(place)
-        debian.finish_interrupted(place)
         docker_host = _reachable(place)
         if docker_host is None:
             docker_host = _private(place)
@@ -30,21 +27,10 @@ def up(place: Place) -> None:
         values = {"DOCKER_HOST": docker_host, "SKYWARD_BASE": image, "SKYWARD_DOCKER_CLI": docker.binary}
         if address:
             values["SKYWARD_REGISTRY"] = address
-        found = indexes.index_map(os.environ, indexes.find_links(os.environ, indexes.pip_files(os.environ)))
-        if found:
+        if found := indexes.index_map():
             values["SKYWARD_INDEXES"] = json.dumps(found, sort_keys=True)
         envfile.write(place.env, values)
     say(f"ready after {time.monotonic() - started_s:.1f} s; `. {place.env}` sets {', '.join(values)}")
-
-
-def _tell_room(place: Place) -> None:
-    """Say so when the disk has less room than the whole test suite takes; much else goes on with less."""
-    free_gb = shutil.disk_usage(place.root).free / 1e9
-    if free_gb < WANTED_GB:
-        say(
-            f"only {free_gb:.1f} GB are free in {place.root}; the whole test suite may want {WANTED_GB} GB for images. "
-            "`make clean` removes this clone's; `docker system df` shows another engine's."
-        )
 
 
 def _ssh_server(place: Place) -> None:
@@ -52,7 +38,7 @@ def _ssh_server(place: Place) -> None:
     if shutil.which("sshd", path=daemon.daemon_path()):
         return
     if debian.is_debian() and os.geteuid() == 0:
-        debian.ensure(place, ("openssh-server", "openssh-client"), purpose="tests of builds over SSH")
+        debian.install(place, ("openssh-server", "openssh-client"), purpose="tests of builds over SSH")
     else:
         say("there is no sshd, so tests of builds over SSH will be skipped; install openssh-server for them")
 
@@ -96,10 +82,12 @@ def _engine_answers(docker_host: str) -> bool:
 
 
 def _private(place: Place) -> str:
-    if shutil.which("dockerd", path=daemon.daemon_path()) is None:
-        debian.ensure(place, ("docker.io",), optional=debian.CLIENT_PACKAGES, purpose="a private Docker engine")
-    if registry.binary() is None:
-        debian.ensure(place, ("docker-registry",), purpose="an image registry")
+    offered = sorted(debian.available(debian.CLIENT_PACKAGES))
+    wanted = {"dockerd": ["docker.io", *offered], "docker-registry": ["docker-registry"]}
+    missing = [name for name in wanted if shutil.which(name, path=daemon.daemon_path()) is None]
+    if missing:
+        packages = [package for name in missing for package in wanted[name]]
+        debian.install(place, packages, purpose="a private Docker engine with a registry")
     if os.geteuid() != 0:
         raise SetupError(
             "no Docker engine is reachable, and starting a private one needs root. Run this again as root, "
@@ -112,9 +100,8 @@ def _private(place: Place) -> str:
 def _client(place: Place, docker_host: str) -> str:
     chosen = client.choose(docker_host)
     if chosen is None:
-        offered = debian.available(debian.CLIENT_PACKAGES) if debian.is_debian() else set()
-        packages = debian.CLIENT_PACKAGES if offered.issuperset(debian.CLIENT_PACKAGES) else ("docker.io",)
-        debian.ensure(place, packages, purpose=f"a docker client with {client.NEEDED}")
+        packages = sorted(debian.available(debian.CLIENT_PACKAGES)) or ["docker.io"]
+        debian.install(place, packages, purpose=f"a docker client with {client.NEEDED}")
         chosen = client.choose(docker_host)
     if chosen is None:
         raise SetupError(
@@ -150,7 +137,6 @@ def down(place: Place, *, purge: bool = False) -> None:
         registry.end(place)
         daemon.end(place)
         mounts.unmount(place.run, place.root)
-        debian.abandon_interrupted(place)
         if purge:
             mounts.remove(place.run, place.root)
     say("stopped" + (", and .engine is removed" if purge else "; data is kept in .engine"))

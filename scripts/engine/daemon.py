@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from .place import Place
 
 START_LIMIT_S = 60
 STOP_LIMIT_S = 30
+STANDS = "10.77.0.0/16"  # the networks of `make stand` and the clusters, whose registries speak plain http
 KEPT_CACHE = "8GB"  # what builds may keep beside the images, before the engine drops what was used longest ago
 # A login shell of a plain user, and some build systems, leave the system folders out.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
@@ -77,11 +79,11 @@ def pid(place: Place) -> int | None:
 def ensure(place: Place) -> None:
     """Start the private engine unless it answers already."""
     running = pid(place)
+    if _configure(place) and running:
+        os.kill(running, signal.SIGHUP)  # it reads its settings again
     if running and answers(place.socket):
         say(f"the private engine already answers at {place.socket}")
         return
-    if place.run.parent != place.root:
-        say(f"the clone's path is too long for sockets, so they lie in {place.run}")
     log = place.log("dockerd")
     before = log.stat().st_size if log.exists() else 0
     with step(f"starting a private engine with its data in {place.data}"):
@@ -91,8 +93,6 @@ def ensure(place: Place) -> None:
 def _start(place: Place, log: Path) -> int:
     place.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.data.mkdir(mode=0o711, exist_ok=True)
-    # A configuration of its own: /etc/docker belongs to the system's engine.
-    (place.root / "daemon.json").write_text(json.dumps(_settings(place)) + "\n")
     # dockerd refuses to start while its old pid file names any live process, be it a stranger's; and it waits 15 s in
     # vain for a killed containerd that process 1 has not reaped yet.
     (place.run / "docker.pid").unlink(missing_ok=True)
@@ -102,12 +102,21 @@ def _start(place: Place, log: Path) -> int:
     return processes.start(command(place), log=log, env={**env, "PATH": daemon_path()})
 
 
-def _settings(place: Place) -> dict[str, object]:
-    # Left alone, an engine keeps every layer and downloaded wheel of every build until the disk is full.
-    settings: dict[str, object] = {"builder": {"gc": {"enabled": True, "defaultKeepStorage": KEPT_CACHE}}}
+def _configure(place: Place) -> bool:
+    """Write the configuration, since /etc/docker belongs to the system's engine; return whether it has changed."""
+    settings: dict[str, object] = {
+        # left alone, an engine keeps every layer and downloaded wheel of every build until the disk is full
+        "builder": {"gc": {"enabled": True, "defaultKeepStorage": KEPT_CACHE}},
+        "insecure-registries": [STANDS],
+    }
     # An engine older than 23 keeps a key in /etc/docker unless told otherwise; newer ones refuse the setting.
     version = major_version(capture([command(place)[0], "--version"]) or "")
-    return settings | ({"deprecated-key-path": str(place.root / "key.json")} if 0 < version < 23 else {})
+    if 0 < version < 23:
+        settings["deprecated-key-path"] = str(place.root / "key.json")
+    file = place.root / "daemon.json"
+    before = file.read_text() if file.exists() else ""
+    file.write_text(json.dumps(settings) + "\n")
+    return file.read_text() != before
 
 
 def major_version(version_line: str) -> int:
@@ -119,17 +128,12 @@ def major_version(version_line: str) -> int:
 def _await_answer(place: Place, process: int, log: Path, before: int) -> None:
     deadline_s = time.monotonic() + START_LIMIT_S
     while not answers(place.socket):
-        if not processes.alive(process):
-            raise SetupError(
-                f"dockerd ended at its start. Its last words:\n{tail(log, start=before)}\n"
-                f"The whole log is {log}. Where the machine forbids an engine (an unprivileged container, say), "
-                "set DOCKER_HOST to one that is reachable and run this again."
-            )
-        if time.monotonic() > deadline_s:
+        if not processes.alive(process) or time.monotonic() > deadline_s:
             processes.stop(process, patience_s=5)
             raise SetupError(
-                f"dockerd did not answer within {START_LIMIT_S} s and was stopped. Its last words:\n"
-                f"{tail(log, start=before)}\nThe whole log is {log}; run this again once it says nothing alarming."
+                f"dockerd did not answer and was stopped. Its last words:\n{tail(log, start=before)}\n"
+                f"The whole log is {log}. Where the machine forbids an engine (an unprivileged container, say), "
+                "set DOCKER_HOST to one that is reachable and run this again."
             )
         time.sleep(0.05)
 

@@ -13,7 +13,7 @@ from .daemon import daemon_path
 from .place import Place
 
 START_LIMIT_S = 15
-CONFIG = """version: 0.1
+_CONFIG = """version: 0.1
 log:
   level: warn
   accesslog:
@@ -26,14 +26,7 @@ storage:
 http:
   addr: {address}
 """
-_MANIFESTS = ", ".join(
-    (
-        "application/vnd.oci.image.index.v1+json",
-        "application/vnd.oci.image.manifest.v1+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-    )
-)
+_MANIFESTS = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 
 
 def binary() -> str | None:
@@ -51,26 +44,14 @@ def pid(place: Place) -> int | None:
     return processes.ours(pid_file, config)
 
 
-def answers(address: str) -> bool:
-    """Whether a registry answers at host:port."""
-    status, _ = _ask(address, "/v2/")
-    return status == http.client.OK
-
-
-def digest(address: str, name: str, tag: str) -> str | None:
-    """The digest under which the registry holds name:tag; None when it does not."""
-    status, found = _ask(address, f"/v2/{name}/manifests/{tag}")
-    return found if status == http.client.OK else None
-
-
-def _ask(address: str, path: str) -> tuple[int, str | None]:
+def answers(address: str, path: str = "/v2/") -> bool:
+    """Whether a registry answers at host:port, and has what lies at this path."""
     connection = http.client.HTTPConnection(address, timeout=5)
     try:
         connection.request("HEAD", path, headers={"Accept": _MANIFESTS})
-        response = connection.getresponse()
-        return response.status, response.getheader("Docker-Content-Digest")
+        return connection.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
-        return 0, None
+        return False
     finally:
         connection.close()
 
@@ -93,23 +74,25 @@ def ensure(place: Place) -> str:
 
 def _start(place: Place, address: str) -> None:
     config, pid_file, address_file = _files(place)
-    config.write_text(CONFIG.format(data=place.root / "registry", address=address))
     address_file.write_text(address)
-    log = place.log("registry")
+    serve(place, address, config, pid_file, place.log("registry"))
+
+
+def serve(place: Place, address: str, config: Path, pid_file: Path, log: Path) -> None:
+    """Start a registry on the files of the place, and wait until it answers.
+
+    Raises:
+        SetupError: it does not.
+    """
+    config.write_text(_CONFIG.format(data=place.root / "registry", address=address))
     # The registry reads REGISTRY_* as settings, which are another registry's.
     env = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     process = processes.start([binary() or "docker-registry", "serve", str(config)], log=log, env=env)
     pid_file.write_text(f"{process}\n")
-    _await_answer(address, process, log)
-
-
-def _await_answer(address: str, process: int, log: Path) -> None:
     deadline_s = time.monotonic() + START_LIMIT_S
     while not answers(address):
-        alive = processes.alive(process)
-        if not alive or time.monotonic() > deadline_s:
-            if alive:
-                processes.stop(process, patience_s=5)
+        if time.monotonic() > deadline_s or not processes.alive(process):
+            processes.stop(process, patience_s=5)
             raise SetupError(f"docker-registry does not answer at {address}. Its last words:\n{tail(log)}\nSee {log}.")
         time.sleep(0.02)
 

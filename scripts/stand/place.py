@@ -257,7 +257,7 @@ def install(stand: Stand, programs: Mapping[str, str], packages: Iterable[str] =
     missing = [package for name, package in programs.items() if not shutil.which(name, path=daemon_path())]
     if missing := [*packages, *missing]:
         with stand.engine.locked():
-            debian.ensure(stand.engine, missing, purpose=f"`make {stand.kind}`")
+            debian.install(stand.engine, missing, purpose=f"`make {stand.kind}`")
 
 
 CLONE = Path(__file__).resolve().parents[2]

@@ -84,7 +84,6 @@ def test_the_env_file_tells_the_truth(left: dict[str, str]) -> None:
     assert docker_client.label(left["SKYWARD_BASE"], base.RECIPE_LABEL) == base.recipe(here(), minor)
     if "SKYWARD_REGISTRY" in left:
         assert registry.answers(left["SKYWARD_REGISTRY"])
-        assert registry.digest(left["SKYWARD_REGISTRY"], "skyward/base", f"py{minor}")
     for mirror in json.loads(left.get("SKYWARD_INDEXES", "{}")).values():
         assert "://" in mirror or Path(mirror).is_dir()
 
