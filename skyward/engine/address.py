@@ -1,12 +1,11 @@
-"""The address of the Docker engine, and connections to it that distinguish slow answers from a frozen engine.
+"""The address of the Docker engine, and connections to it.
 
 The address is found as by the docker CLI, since the SDK does not support contexts. Order: the caller's address,
 `DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the default socket; if that does not
 exist, the socket of the user's rootless engine, or of Podman's.
 
-A stopped or hanging daemon still accepts connections: the kernel does that for it. Its answer then never arrives, while
-a pull or a start on a busy machine may legitimately take minutes. So after some silence the engine is pinged on another
-connection, to which a live one answers at once whatever else it does.
+A stopped or hanging daemon still accepts connections: the kernel does that for it. So an engine is pinged before a
+connection is opened, and before containers are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -30,8 +28,8 @@ _MAY_NOT = (
     "Add the user to the group that owns it (`sudo usermod -aG docker $USER`, then log in again), or use "
     "provider=sky.Local()."
 )
-_SILENCE_S, _PING_S = 3.0, 7.0  # ten seconds in total, of the fifteen that opening or closing a pool may take
-_AGAIN_S = 0.3  # both, for an engine that was just found frozen: several more requests may follow
+_PING_S = 10.0
+_AGAIN_S = 0.3  # for an engine that was just found frozen: several more requests may follow
 _REMEMBERED_S = 30.0
 _frozen: dict[str, float] = {}  # engines, and when they were last found frozen
 
@@ -58,16 +56,23 @@ class EngineAddress:
         """The socket to connect to, in the same form; for a forwarded engine, `url` names its machine."""
         return f"unix://{self.path}"
 
-    def dial(self, timeout_s: float = 10) -> LiveSocket:
+    def dial(self, timeout_s: float = 10) -> socket.socket:
         """Connect to the engine.
 
         Raises:
             EngineMissingError: there is no answer, or this user has no permission.
         """
         where = f"No Docker engine answers at {self.url} (from {self.origin})"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            return LiveSocket.connected(self.path, self.url, timeout_s)
+            sock.settimeout(timeout_s)
+            sock.connect(str(self.path))
+            check_alive(self.path, self.url)
+        except EngineMissingError:
+            sock.close()
+            raise
         except OSError as error:
+            sock.close()
             found, advice = f"{error}.", ADVICE
             if isinstance(error, FileNotFoundError):
                 found = "there is no such socket."
@@ -76,6 +81,7 @@ class EngineAddress:
             elif isinstance(error, PermissionError):
                 found, advice = "permission denied, this user may not open it.", _MAY_NOT
             raise EngineMissingError(f"{where}: {found} {advice}") from None
+        return sock
 
 
 def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:
@@ -148,74 +154,14 @@ def _read(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-class LiveSocket(socket.socket):
-    """A connection to an engine: a socket that, if it has a time limit, checks the engine during silence.
-
-    Attributes:
-        engine: the engine's address, for messages.
-        path: its socket on this machine; None if it cannot be pinged.
-    """
-
-    engine: str
-    path: Path | None = None
-
-    @classmethod
-    def connected(cls, path: Path, engine: str, timeout_s: float | None) -> LiveSocket:
-        """Connect to the engine that listens there; raises OSError."""
-        sock = cls(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.path, sock.engine = path, engine
-        try:
-            sock.settimeout(timeout_s)
-            sock.connect(str(path))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive as a socket does.
-
-        Raises:
-            EngineMissingError: the engine is frozen.
-            TimeoutError: it is alive, but has not answered within the time limit.
-        """
-        self._wait(select.POLLIN, "no answer")
-        return super().recv_into(buffer, nbytes, flags)
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send as a socket does, as long as the engine accepts data.
-
-        Raises:
-            EngineMissingError: the engine is frozen.
-            TimeoutError: it is alive, but has accepted nothing within the time limit.
-        """
-        left = memoryview(data).cast("B")
-        while left:
-            self._wait(select.POLLOUT, "nothing taken")
-            left = left[self.send(left, flags) :]
-
-    def _wait(self, event: int, failing: str) -> None:
-        """Wait until the engine answers or accepts data; return at once without a time limit."""
-        limit_s = self.gettimeout()
-        if limit_s is None:
-            return
-        began = time.monotonic()
-        poller = select.poll()
-        poller.register(self, event)
-        while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
-            if time.monotonic() - began > limit_s:
-                raise TimeoutError(f"{failing} within {limit_s:g} s")
-            if self.path is not None:
-                check_alive(self.path, self.engine)
-
-
 def check_alive(path: Path, engine: str) -> None:
     """Check that an engine answers a ping.
 
     Raises:
         EngineMissingError: it does not.
     """
-    if _answers(path, _patience(engine, _PING_S)):
+    is_known = time.monotonic() - _frozen.get(engine, -_REMEMBERED_S) < _REMEMBERED_S
+    if _answers(path, _AGAIN_S if is_known else _PING_S):
         _frozen.pop(engine, None)
         return
     _frozen[engine] = time.monotonic()
@@ -227,20 +173,13 @@ def check_alive(path: Path, engine: str) -> None:
 
 
 def _answers(path: Path, limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(limit_s)
             sock.connect(str(path))
             sock.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
-            sock.settimeout(max(0.01, deadline - time.monotonic()))
             return bool(sock.recv(1))
     except TimeoutError:
         return False
     except OSError:
         return True  # it has ended, which the original connection reports in better words
-
-
-def _patience(engine: str, usual_s: float) -> float:
-    recently = time.monotonic() - _frozen.get(engine, -_REMEMBERED_S) < _REMEMBERED_S
-    return _AGAIN_S if recently else usual_s

@@ -5,18 +5,14 @@ It is independent of pools, and safe to use from several threads.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import socket
 import struct
-import sys
 import tarfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -28,8 +24,6 @@ from skyward.engine.container import (
     attach,
     create,
     gives_gpus,
-    seen_by_engine,
-    this_container,
     wanted_limits,
 )
 from skyward.engine.failures import LimitRefusedError, engine_call
@@ -39,8 +33,6 @@ _CALL_TIMEOUT_S = 120  # of silence from a live engine; a dead one is noticed so
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
-_DAY_S = 86400
-_said: set[str] = set()  # notices that this process has shown
 
 
 class Engine:
@@ -94,10 +86,7 @@ class Engine:
             EngineError: it is too old.
             EngineMissingError: it does not answer.
         """
-        engine = cls(address, None, limits)
-        # idle connections are open channels, each of which slows down SSH (docs/hosts.md), and become stale
-        engine._api.headers["Connection"] = "close"
-        return engine
+        return cls(address, None, limits)
 
     @cached_property
     def is_rootless(self) -> bool:
@@ -110,20 +99,6 @@ class Engine:
             return False
         info = self.info
         return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # Podman's key
-
-    @cached_property
-    def _own_container(self) -> Mapping[str, Any]:
-        """The engine's description of the container of this client; empty if it is in none of this engine's."""
-        import docker.errors
-
-        identifier = this_container() if self._is_here else None
-        if identifier is None:
-            return {}
-        with engine_call("describe the container of this program", self.url):
-            try:
-                return dict(self._api.inspect_container(identifier))
-            except docker.errors.NotFound:  # another engine's
-                return {}
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -146,12 +121,6 @@ class Engine:
 
         Limits that the engine may not set are dropped one by one, for all later containers too.
         """
-        if own := self._own_container:
-            spec = replace(
-                spec,
-                mounts=tuple((seen_by_engine(source, own), target) for source, target in spec.mounts),
-                accounts=None if spec.accounts is None else seen_by_engine(spec.accounts, own),
-            )
         while True:
             limits = self._limits
             try:
@@ -161,15 +130,11 @@ class Engine:
                     raise
                 self._limits = {name: value for name, value in self._limits.items() if name != refusal.limit}
                 continue
-            if spec.gpus and "memlock" not in limits and sys.stderr is not None and is_due(self.url):
-                sys.stderr.write(
-                    "skyward: Containers keep the engine's limit for locked memory, which matters for GPUs and RDMA. "
-                    "(Shown once a day.)\n"
-                )
             return container
 
     def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Return the containers in any state, or in one, with all the given labels (`name` or `name=value`)."""
+        check_alive(self._path, self.url)
         filters: dict[str, Any] = {"label": list(labels)} | ({"status": state} if state else {})
         with engine_call("list containers", self.url):
             return list(self._api.containers(all=True, filters=filters))
@@ -178,6 +143,7 @@ class Engine:
         """Kill a container and wait until it is removed; do nothing if it does not exist."""
         import docker.errors
 
+        check_alive(self._path, self.url)
         with engine_call(f"remove container {container_id[:12]}", self.url):
             try:
                 self._api.remove_container(container_id, force=True, v=True)
@@ -199,10 +165,6 @@ class Engine:
         except EngineMissingError:
             return True
         return False
-
-    def close_idle(self) -> None:
-        """Close connections that are kept for further requests; the next request opens another."""
-        self._api._custom_adapter.close_idle()
 
     def signal(self, container_id: str, name: str) -> None:
         """Send a signal such as "SIGUSR1" to the first process of a container; do nothing if it is not running."""
@@ -267,29 +229,10 @@ def _client(make: Any, address: EngineAddress, version: str) -> Any:
     from skyward.engine.transport import EngineAdapter
 
     api = make(base_url=address.socket_url, version=version, timeout=_CALL_TIMEOUT_S)
-    api._custom_adapter = EngineAdapter(address.socket_url, address.url, _CALL_TIMEOUT_S)
+    api._custom_adapter = EngineAdapter(address.socket_url.replace("unix://", "http+unix://"), _CALL_TIMEOUT_S)
     api.mount("http+docker://", api._custom_adapter)
     # a local socket needs no proxy and no netrc; looking for them extends a call from 0.6 to 0.8 ms
     api.trust_env = False
+    # an idle connection to another machine's engine is an open channel, which slows down SSH (docs/hosts.md)
+    api.headers["Connection"] = "close"
     return api
-
-
-def is_due(what: str) -> bool:
-    """Return whether a notice has not been shown for a day, and record it as shown.
-
-    If the user's cache is not writable, it is due once per process.
-    """
-    if what in _said:
-        return False
-    _said.add(what)
-    try:
-        from platformdirs import user_cache_path
-
-        stamp = user_cache_path("skyward") / "said" / hashlib.sha256(what.encode()).hexdigest()[:16]
-        if stamp.exists() and 0 <= time.time() - stamp.stat().st_mtime < _DAY_S:
-            return False
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.touch()
-    except (OSError, RuntimeError):  # no cache, or no home: this affects only how often a line is shown
-        pass
-    return True

@@ -13,7 +13,7 @@ from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import IO, TYPE_CHECKING
 
-from skyward.engine.address import EngineAddress, LiveSocket
+from skyward.engine.address import EngineAddress
 from skyward.engine.failures import ADVICE
 from skyward.errors import EngineMissingError, SkywardError
 
@@ -71,11 +71,8 @@ class SshLine(HTTPConnection):
         import subprocess  # local builds need neither of them
         from tempfile import TemporaryFile
 
-        ours, theirs = socket.socketpair()
-        sock = LiveSocket(fileno=ours.detach())
-        sock.engine = self._host.url
-        sock.settimeout(self.timeout)
-        self.sock = sock
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(self.timeout)
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the connection
         command = self._host.command("docker", "system", "dial-stdio")
         with theirs:

@@ -1,9 +1,6 @@
 """Containers: their specification, limits, GPUs and shared memory; their creation, output and ends.
 
 An engine may not be able to set all limits; which ones it can is read from its process, and learnt from refusals.
-
-If a client runs in a container itself, with the socket of the engine that started it, its mounts have other paths on
-the engine's machine. Other files are in that container's own layer, whose location some engines report.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -23,9 +20,6 @@ from skyward.engine.failures import engine_call
 
 ACCOUNTS = "/etc/passwd"
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
-_MOUNTS = Path("/proc/self/mountinfo")
-# files that engines mount into each container
-_OF_ENGINE = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf) /etc/")
 _OUT_OF_MEMORY_NEWS_S = 0.5  # time after SIGKILL in which the engine may report out of memory
 _SIGKILLED = 137
 UNLIMITED = -1
@@ -251,32 +245,6 @@ class Container:
                     yield self._stream.raw.read(int.from_bytes(header[4:], "big"))
             finally:
                 self._stream.close()
-
-
-def this_container() -> str | None:
-    """Return the id of the container that this process is in; None outside Docker's containers."""
-    try:
-        found = _OF_ENGINE.search(_MOUNTS.read_text())
-    except OSError:  # not Linux
-        return None
-    return found[1] if found else None
-
-
-def seen_by_engine(path: Path, about: Mapping[str, Any]) -> Path:
-    """Return where the engine sees a file of this container; the path itself if that is unknown.
-
-    Args:
-        path: absolute path of the file here.
-        about: the engine's description of this container.
-    """
-    mounts = [(PurePosixPath(each["Destination"]), str(each["Source"])) for each in about.get("Mounts") or ()]
-    layer = ((about.get("GraphDriver") or {}).get("Data") or {}).get("MergedDir")
-    places = [*mounts, *([(PurePosixPath("/"), str(layer))] if layer else [])]
-    holding = [(inside, source) for inside, source in places if path.is_relative_to(inside)]
-    if not holding:
-        return path
-    inside, source = max(holding, key=lambda place: len(place[0].parts))
-    return Path(source) / path.relative_to(inside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
         ImageNotFoundError,
         "Check the image's name and tag.",
     ),
-    (r"container name .* already in use|name is reserved", EngineError, "`docker rm -f` removes the other container."),
     (
         r"could not select device driver|nvidia-container|unresolvable CDI devices|unknown or invalid runtime name",
         EngineError,
@@ -40,23 +39,6 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
         "The engine does not see this program's files, and sky.Docker() needs a directory that both see at one path. "
         "For a program in a container: docker run -v /run/skyward:/run/skyward -e XDG_RUNTIME_DIR=/run/skyward ...",
     ),
-    (
-        r"container-init binary not found",
-        EngineError,
-        "The init binary of Podman (package catatonit) is missing; install it.",
-    ),
-    (
-        r"Range of CPUs is from",
-        EngineError,
-        "Ask for fewer with cpu=, or use a machine that has them.",
-    ),
-    (
-        r"preparing container .* for attach",
-        EngineError,
-        "Podman prepares a container when its output is asked for: the end of the answer is why it cannot be started, "
-        "and `podman run` of the same image says it, too.",
-    ),
-    (r"docker-init", EngineError, "The engine's init binary (docker-init, in package tini) is missing; install it."),
 )
 
 
@@ -101,10 +83,10 @@ def broken_off(action: str, engine: str, error: BaseException, advice: str = ADV
 
 
 def too_slow(action: str, engine: str, error: BaseException) -> EngineError:
-    """Return the error for an engine that answers pings, but not a request in time."""
+    """Return the error for an engine that does not answer a request in time."""
     return EngineError(
-        f"The Docker engine at {engine} runs, but did not {action} in time ({error}). It may be busy, or wait for "
-        "something itself: its log says more. Repeat it."
+        f"The Docker engine at {engine} did not {action} in time ({error}). It may be busy, frozen, or wait for "
+        "something itself: its log says more."
     )
 
 
@@ -146,7 +128,6 @@ _REFUSALS = (
         "The engine does not trust its certificate: put the CA into /etc/docker/certs.d/{registry}/ca.crt there.",
     ),
     (r"name unknown|repository .*not (found|exist)", "Create the repository {name} first."),
-    (r"no space left", "Free some space where the registry keeps its images."),
 )
 
 

@@ -31,7 +31,7 @@ _IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which
 Response = tuple[int, Message, bytes]  # status, header, content
 _CHUNK = 1 << 18
 _TRANSFER_S = 600.0  # of silence: registries with slow stores, and old engines of Podman, say nothing for minutes
-_ABSENT = r"manifest unknown|name unknown|name not known"
+_ABSENT = r"manifest unknown|name unknown|name not known|is not supported"
 Follow = Callable[[int, int], None]
 
 
@@ -104,9 +104,9 @@ class Images:
             raise translate(action, self.url, _message(answer, "no such image"))
 
     def registry_digest(self, ref: str, auth: Mapping[str, str] = _NO_AUTH) -> str | None:
-        """Return the digest of an image in its registry; None if the registry does not have it.
+        """Return the digest of an image in its registry; None if it does not have it, or the engine cannot ask.
 
-        Podman's engine can answer only by pulling it.
+        Podman's engine cannot.
 
         Raises:
             RegistryError: the registry cannot be reached, or refuses.
@@ -117,20 +117,9 @@ class Images:
         if status < 400:
             return str(answer["Descriptor"]["digest"])
         message = _message(answer, f"HTTP status {status}")
-        if message == "Not Found" or "is not supported" in message:
-            return self._pulled_digest(ref, auth)
         if status == 404 or re.search(_ABSENT, message):
             return None
         raise registry_failure(action, ref, self.url, message)
-
-    def _pulled_digest(self, ref: str, auth: Mapping[str, str]) -> str | None:
-        action = f"look for {ref} in its registry"
-        failure, _ = self._transfer(f"/images/create?{urlencode({'fromImage': ref})}", action, auth)
-        if not failure:
-            return self._digest_of(ref)
-        if re.search(_ABSENT, failure):
-            return None
-        raise registry_failure(action, ref, self.url, failure)
 
     def _digest_of(self, ref: str) -> str | None:
         """Return the registry's digest that the engine has noted for an image, by a name of it in that registry."""

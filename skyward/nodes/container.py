@@ -184,7 +184,6 @@ class PoolContainers:
         """
         self.shut()
         with ExitStack() as last:
-            last.callback(self.engine.close_idle)
             last.callback(self.watch.close)
             remove_all(self.engine, self.pool)
 
@@ -192,7 +191,6 @@ class PoolContainers:
         """Keep all containers running, and stop watching them."""
         self.shut()
         self.watch.close()
-        self.engine.close_idle()
 
     def _owner_of(self, launch: Launch) -> int | None:
         """Return the number of the user that is to own a node's directory; see `start`."""

@@ -1,4 +1,4 @@
-"""A client in a container, with the socket of the engine and nothing else that they share."""
+"""A client in a container, with the socket of the engine and a directory that it shares with its nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ with sky.ComputePool(sky.Docker(), nodes=2, display="quiet") as pool:
 """
 
 
-def test_a_client_in_a_container_needs_the_socket_only(engine: Any) -> None:
-    """Its directory is in the container's own layer, where the engine finds it; nothing of the pool is left."""
+def test_a_client_in_a_container(engine: Any, tmp_path: Path) -> None:
+    """Its directory has one path for both."""
     with sky.ComputePool(sky.Docker(), display="quiet"):
         pass  # the image is there now, and known
-    mounted = [Path(os.environ["DOCKER_HOST"].removeprefix("unix://")), ROOT, cache_path()]
+    mounted = [Path(os.environ["DOCKER_HOST"].removeprefix("unix://")), ROOT, cache_path(), tmp_path]
     mounted += [Path(each).resolve() for each in (sys.prefix, sys.base_prefix)]
     told = ("DOCKER_HOST", "SKYWARD_BASE")
     output = engine.containers.run(
@@ -38,6 +38,7 @@ def test_a_client_in_a_container_needs_the_socket_only(engine: Any) -> None:
             **{name: os.environ[name] for name in told},
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": str(cache_path().parent),
+            "XDG_RUNTIME_DIR": str(tmp_path),
         },
         volumes=[f"{path}:{path}" for path in mounted],
         user="0",

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.engine import client
 from skyward.errors import ConfigError, NoActivePoolError, PoolError, ProviderError, SerializationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.nodes.local_host import check_memory
@@ -343,16 +342,6 @@ def test_a_module_that_opens_a_pool_when_a_node_imports_it_is_refused(
     monkeypatch.setenv(ENV_VAR, place.to_json())
     with pytest.raises(PoolError, match=r"without_main\.py, line 3, .* __name__ == \"__main__\""):
         importlib.import_module("without_main")
-
-
-def test_a_line_is_said_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all processes of the user."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for expected in (True, False):
-        monkeypatch.setattr(client, "_said", set())
-        assert client.is_due("a limit") is expected
-    assert not client.is_due("a limit")
-    assert client.is_due("another")
 
 
 def test_an_engine_with_less_memory_than_is_asked_for_is_refused() -> None:

@@ -34,7 +34,7 @@ def test_a_listener_that_is_no_engine(tmp_path: Path) -> None:
         server.settimeout(10)
 
         def hang_up() -> None:
-            for _ in range(2):
+            for _ in range(3):
                 server.accept()[0].close()
 
         thread = threading.Thread(target=hang_up)

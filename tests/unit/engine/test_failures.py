@@ -14,19 +14,13 @@ _RUNC = "OCI runtime create failed: runc create failed: error setting rlimit typ
         ("write /x: no space left on device", EngineError, "docker system prune"),
         ("No such image: nope:1", ImageNotFoundError, "name and tag"),
         ("manifest for x:1 not found: manifest unknown", ImageNotFoundError, "name and tag"),
-        ('Conflict. The container name "/a" is already in use by container "b"', EngineError, "docker rm -f"),
         ('could not select device driver "" with capabilities: [[gpu]]', EngineError, "NVIDIA Container Toolkit"),
         (
             "invalid mount config: bind source path does not exist: /x",
             EngineError,
             "-v /run/skyward:/run/skyward",
         ),
-        ('exec: "docker-init": executable file not found in $PATH', EngineError, "tini"),
-        (
-            '{"cause":"x","message":"preparing container a for attach: crun: mount: Permission denied","response":409}',
-            EngineError,
-            "Permission denied. Podman prepares a container when its output is asked for",
-        ),
+        ('{"cause":"x","message":"crun: mount: Permission denied","response":409}', EngineError, "Permission denied."),
         ("something nobody has seen", EngineError, "It answered: something nobody has seen."),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Images, Removal, address, connection, find_engine
+from skyward.engine import Images, Removal, connection, find_engine
 from skyward.engine import images as engine_images
 from skyward.engine.connection import SocketLine
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
@@ -133,18 +133,14 @@ def test_what_a_registry_refuses(engine: FakeEngine, images: Images, refusal: st
 
 
 def test_an_image_in_a_registry(engine: FakeEngine, images: Images) -> None:
-    """Its digest, or None; an engine of Podman's finds out by pulling it."""
+    """Its digest, or None, also if the engine cannot ask, as Podman's."""
     engine.registry["host/b:2"] = "sha256:d"
     assert images.registry_digest("host/b:2", {"username": "u"}) == "sha256:d"
     assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u"}
     assert images.registry_digest("host/b:3") is None
 
-    engine.registry["host/b:2"] = engine.registry["host/b:3"] = "Path /distribution/x is not supported"
-    engine.add("host/b:2")
-    engine.images["host/b:2"]["digests"] = ["host/b@sha256:e"]
-    assert images.registry_digest("host/b:2") == "sha256:e"
-    engine.pushes = [{"error": "reading manifest 3 in host/b: manifest unknown"}]
-    assert images.registry_digest("host/b:3") is None
+    engine.registry["host/b:2"] = "Path /distribution/x is not supported"
+    assert images.registry_digest("host/b:2") is None
 
 
 def test_a_refusal_is_told_in_the_engines_words(images: Images) -> None:
@@ -159,7 +155,12 @@ def test_an_engine_that_hangs_up(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        thread = threading.Thread(target=lambda: server.accept()[0].close())
+
+        def hang_up() -> None:
+            for _ in range(2):
+                server.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(EngineMissingError, match=r"broke off when asked to look for image a:1.*make engine"):
             Images(find_engine(f"unix://{path}")).inspect("a:1")
@@ -244,10 +245,9 @@ def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, m
     engine.add("a:1")
     engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"aux": {"Digest": "sha256:d"}}], 0.4
     monkeypatch.setattr(connection, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(address, "_SILENCE_S", 0.05)
     assert images.push("a:1", "host/b:2", {}) == "sha256:d"
     monkeypatch.setattr(engine_images, "_TRANSFER_S", 0.1)
-    with pytest.raises(EngineError, match=r"runs, but did not push image a:1 to host/b:2 in time") as caught:
+    with pytest.raises(EngineError, match=r"did not push image a:1 to host/b:2 in time") as caught:
         images.push("a:1", "host/b:2", {})
     assert "Start Docker" not in str(caught.value)
 
