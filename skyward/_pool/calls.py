@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from skyward._pool.background import Callbacks, Timers
-from skyward._pool.code.functions import Functions
+from skyward._pool.code.functions import Function, Functions
 from skyward._pool.code.shared_arguments import Packed
 from skyward._pool.collective.call import CollectiveCall
 from skyward._pool.collective.worker_group import WorkerGroup
@@ -68,11 +68,11 @@ class CallRunner:
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self, call: Call[R]) -> R:
-        result: R = self._run_all([self._task(call)])[0]
+        result: R = self._run_all(self._tasks([call]))[0]
         return result
 
     def broadcast(self, call: Call[R]) -> list[R]:
-        first = self._task(call)
+        (first,) = self._tasks([call])
         if len(self.ranks) > 1 and (self.group.collective or first.function.collective):
             return self._run_together(first)
         tasks = self._parts(first)
@@ -80,13 +80,14 @@ class CallRunner:
         return self._run_all(tasks)
 
     def run_async(self, call: Call[R]) -> Future[R]:
-        return self._in_background(self._task(call))
+        (task,) = self._tasks([call])
+        return self._in_background(task)
 
     def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
-        return tuple(self._run_all([self._task(call) for call in calls], counted=True))
+        return tuple(self._run_all(self._tasks(calls), counted=True))
 
     def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool) -> Iterator[Any]:
-        tasks, arrived = [self._task(call) for call in calls], SimpleQueue[Task]()
+        tasks, arrived = self._tasks(calls), SimpleQueue[Task]()
         self._submit(tasks, arrived)
         return self._yield_results(tasks, arrived, ordered)
 
@@ -98,11 +99,13 @@ class CallRunner:
         several = len(iterables) > 1  # an item is then a tuple of arguments
 
         known = list(zip(*iterables, strict=False) if several else iterables[0])
+        function_of = self.functions.once()
 
         def single(index: int) -> Task:
             item = known[index]
             try:
-                made = self._task(PlainCall(plain, item if several else (item,), {}, timeout, retries))
+                call = PlainCall(plain, item if several else (item,), {}, timeout, retries)
+                made = self._task(call, function_of(plain))
             except Exception as error:
                 payload.noted(error, item_note(index, item))
                 raise
@@ -110,7 +113,7 @@ class CallRunner:
             return made
 
         sending = Sending(
-            *(single, partial(self._batch, plain), self._submit, self._cancel),
+            *(single, partial(self._batch, plain, function_of), self._submit, self._cancel),
             *(self.printer.drain, self.printer.is_quiet),
         )
         if journal is not None:
@@ -122,9 +125,11 @@ class CallRunner:
             return BatchedMap(known, slots, sending).run()
         return self._run_all(list(map(single, range(len(known)))), counted=True)
 
-    def _batch(self, fn: Callable[..., Any], items: bytes) -> Task:
+    def _batch(
+        self, fn: Callable[..., Any], function_of: Callable[[Callable[..., Any]], Function], items: bytes
+    ) -> Task:
         """Return one task that calls the function for each item of this payload."""
-        made = Task(next(self._ids), self.functions.get(fn), items, (), None, 0)
+        made = Task(next(self._ids), function_of(fn), items, (), None, 0)
         made.is_batch = True
         return made
 
@@ -134,8 +139,12 @@ class CallRunner:
         task.shared = packed.values
         return self._in_background(task)
 
-    def _task(self, call: Call[Any]) -> Task:
-        function = self.functions.get(call.fn)
+    def _tasks(self, calls: Iterable[Call[Any]]) -> list[Task]:
+        """Return the tasks of one operator's calls."""
+        function_of = self.functions.once()
+        return [self._task(call, function_of(call.fn)) for call in calls]
+
+    def _task(self, call: Call[Any], function: Function) -> Task:
         data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=function.name)
         timeout = call.timeout if call.timeout is not None else self.default_timeout_s
         return Task(next(self._ids), function, data, buffers, timeout, call.retries)

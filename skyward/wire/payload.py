@@ -32,6 +32,7 @@ _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # checking more items costs more than the general pickler
 _ARRAYS = frozenset({"ndarray", "memmap"})  # numpy pickles them as writable unless they are plain arrays
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one is sent as text
+_MAIN = ("__main__", "__mp_main__")
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 Buffer = bytes | bytearray | memoryview
@@ -83,7 +84,7 @@ def decorated(fn: FunctionType) -> tuple[str, str] | None:
     Such a function is sent by reference like its neighbours, so that it shares its module's globals on the node.
     """
     module = sys.modules.get(fn.__module__)
-    if module is None or fn.__module__ in ("__main__", "__mp_main__"):
+    if module is None or fn.__module__ in _MAIN:
         return None
     found: Any = module
     for name in fn.__qualname__.split("."):
@@ -92,6 +93,25 @@ def decorated(fn: FunctionType) -> tuple[str, str] | None:
     if getattr(found, "fn", None) is not fn or fn.__module__ in by_value:
         return None
     return fn.__module__, fn.__qualname__
+
+
+def is_importable(obj: FunctionType | type) -> bool:
+    """Return whether a function or class is pickled by its name: nodes import it from its module."""
+    if isinstance(obj, FunctionType) and decorated(obj):
+        return True
+    above = obj.__module__ if isinstance(obj, FunctionType) else type.__getattribute__(obj, "__module__")
+    module = sys.modules.get(above)
+    if module is None or above in _MAIN:
+        return False
+    by_value = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    while above:
+        if above in by_value:
+            return False
+        above = above.rpartition(".")[0]
+    found: Any = module
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
 
 
 def undecorated(module: str, qualname: str) -> Any:
@@ -186,6 +206,16 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
     except Exception as error:  # see dumps
         raise reasons.unpicklable_function(fn, error, _pickle) from reasons.cause_of(error)
     return hashlib.blake2b(data, digest_size=16).digest(), data
+
+
+def pickles_as(fn: Callable[..., Any], data: bytes) -> bool:
+    """Return whether `dumps_function` would return this pickle now; stop where they differ."""
+    file = _Expecting(data)
+    try:
+        Pickler(file, 5).dump(fn)
+    except Exception:  # _DiffersError, or what `dumps_function` will raise
+        return False
+    return file.is_complete
 
 
 def _plain(obj: object, depth: int) -> bool:
@@ -347,6 +377,38 @@ def _load_built_in(data: Buffer) -> Any:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         raise _NamesError(f"{str(module)[:80]}.{str(name)[:80]}")
+
+
+# comparing pickles ----------------------------------------------------------------------------------------------------
+
+
+class _DiffersError(Exception):
+    """A pickle is not the expected one."""
+
+
+class _Expecting:
+    """The file of a pickler whose pickle is expected to be known."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._at == len(self._data)
+
+    def write(self, part: bytes | memoryview | pickle.PickleBuffer) -> int:
+        """Take the next part.
+
+        Raises:
+            _DiffersError: it is not the expected one.
+        """
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), _LARGE):
+            piece = bytes(view[start : start + _LARGE])  # comparing memoryviews takes ten times as long
+            if bytes(self._data[self._at : self._at + len(piece)]) != piece:
+                raise _DiffersError
+            self._at += len(piece)
+        return len(view)
 
 
 # pickles with separate byte strings -----------------------------------------------------------------------------------

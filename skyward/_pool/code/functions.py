@@ -1,22 +1,47 @@
 """The functions of a pool: each is pickled once, with the local modules it needs, and sent to each worker once.
 
-At each call, the dependencies sent with a function (`dependencies.py`) are compared with their previous state, name by
-name and entry by entry, by identity. If they have changed, the function is pickled again and sent under a new number.
+Each operator sends a function as it is at that moment: if its pickle has changed, it is sent again under a new number.
+Pickling is skipped where comparing objects by identity shows that nothing can have changed.
 """
 
 from __future__ import annotations
 
+import dis
 import itertools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from operator import attrgetter, is_
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    GenericAlias,
+    ModuleType,
+    NoneType,
+    NotImplementedType,
+)
 from typing import Any
 
 from skyward._pool.code.bundle import MAIN, CodeBundle, bundle_modules, imported_by_main, local_modules
-from skyward._pool.code.dependencies import LoadedModules, Watch
+from skyward._pool.code.reloads import LoadedModules
 from skyward.runtime.environment import declared_env, is_collective
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.messages import encode
+
+_MISSING = object()
+_FIXED = frozenset(
+    {int, float, complex, bool, str, bytes, range, slice, NoneType, EllipsisType, NotImplementedType, object}
+    | {ModuleType, BuiltinFunctionType, GenericAlias, re.Pattern}
+)
+_codes = attrgetter("__code__")
+_defaults = attrgetter("__defaults__")
+_keyword_defaults = attrgetter("__kwdefaults__")
+_own = attrgetter("__dict__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +80,9 @@ class Functions:
 
     Equal content is sent once, even if it belongs to several objects.
 
-    Args:
-        tell: prints warnings, once per function, about globals whose changes are not detected.
     """
 
-    def __init__(self, *, tell: Callable[[str], object] = lambda _line: None) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._modules = LoadedModules()
         self._by_object: dict[int, _Snapshot] = {}
@@ -79,6 +101,18 @@ class Functions:
             return known.function
         with self._lock:
             return self._taken(fn, known)
+
+    def once(self) -> Callable[[Callable[..., Any]], Function]:
+        """Return `get` for the calls of one operator, which compares each function once."""
+        found: dict[int, Function] = {}
+
+        def get(fn: Callable[..., Any]) -> Function:
+            known = found.get(id(fn))
+            if known is None:
+                known = found[id(fn)] = self.get(fn)
+            return known
+
+        return get
 
     def of_series(self, fn: Callable[..., Any], name: str, modules: frozenset[str]) -> Function:
         """Return a function of skyward that runs user code, under that code's name and with the modules it needs."""
@@ -118,8 +152,6 @@ class Functions:
             )
         self._by_digest[digest] = function
         self._by_object[id(fn)] = _Snapshot(fn, function, watch, generation)
-        if watch.beyond and known is None:
-            self._say(function.name, watch.beyond)
         return function
 
     def _forget(self, old: Function) -> None:
@@ -127,14 +159,6 @@ class Functions:
             if function.number == old.number:
                 del self._by_digest[digest]
                 return
-
-    def _say(self, function: str, beyond: Mapping[str, str]) -> None:
-        names = ", ".join(f"{name} (a {kind})" if name else f"a {kind}" for name, kind in beyond.items())
-        self._tell(
-            f"{function}() is sent with {names}: changes inside of it are not noticed, since it is too large to be "
-            "compared at each call, or of a kind that cannot be. After a change assign it anew, or pass it as an "
-            "argument."
-        )
 
 
 class _Snapshot:
@@ -145,7 +169,7 @@ class _Snapshot:
     def __init__(self, fn: Callable[..., Any], function: Function, watch: Watch | None, generation: int) -> None:
         self._fn = fn  # the reference keeps its id from being reused
         self.function, self._generation = function, generation
-        self._watch = None if watch is None or watch.is_empty else watch
+        self._watch = watch
         self._main: dict[str, Any] | None = None
         if getattr(fn, "__module__", None) in MAIN and hasattr(fn, "__globals__"):
             self._main = fn.__globals__
@@ -158,7 +182,93 @@ class _Snapshot:
             if set(imported_by_main(main)) != self._imported:
                 return False
             self._size = len(main)
-        return generation == self._generation and (self._watch is None or self._watch.unchanged())
+        if generation != self._generation:
+            return False
+        return self._watch is None or self._watch.unchanged(self._fn, self.function.data)
+
+
+class Watch:
+    """Detects changes of what is sent with one function.
+
+    If that is functions and values that cannot change, objects are compared by identity, which takes 20 ns each. In any
+    other case the function is pickled and its pickle compared, which runs what pickling runs and nothing else.
+
+    Args:
+        fn: the function, which is about to be pickled.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._functions: list[FunctionType] = []
+        self._spaces: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        self._cells: list[tuple[CellType, Any]] = []
+        self._is_fixed = self._walk(fn)
+        self._codes = [(get, list(map(get, self._functions))) for get in (_codes, _defaults, _keyword_defaults)]
+        self._globals = [(space, (*names,), (*names.values(),)) for space, names in self._spaces.values()]
+
+    def unchanged(self, fn: Callable[..., Any], data: bytes) -> bool:
+        """Return whether the function would still be pickled as `data`."""
+        if not self._is_fixed:
+            return payload.pickles_as(fn, data)
+        for space, names, values in self._globals:
+            if not all(map(is_, map(space.get, names, repeat(_MISSING)), values)):
+                return False
+        for get, codes in self._codes:
+            if not all(map(is_, map(get, self._functions), codes)):
+                return False
+        return all(_content(cell) is value for cell, value in self._cells) and not any(map(_own, self._functions))
+
+    def _walk(self, fn: Any) -> bool:
+        """Register all functions sent with this one; return whether there is nothing else that can change."""
+        seen: dict[int, Any] = {}  # by id; references keep ids from being reused
+        todo: list[Any] = [fn]
+        while todo:
+            obj = todo.pop()
+            kind = type(obj)
+            if kind in _FIXED or id(obj) in seen:
+                continue
+            seen[id(obj)] = obj
+            if kind is FunctionType:
+                if not payload.is_importable(obj):
+                    todo += self._add(obj)
+            elif issubclass(kind, type):
+                if not payload.is_importable(obj):
+                    return False
+            elif kind is tuple or kind is frozenset:
+                todo += obj
+            elif kind.__module__.partition(".")[0] == "skyward":  # frozen, such as a compute function
+                todo.append(getattr(obj, "fn", None))
+            else:
+                return False
+        return not any(map(_own, self._functions))
+
+    def _add(self, fn: FunctionType) -> Iterator[Any]:
+        """Register a function; yield the values sent with it."""
+        self._functions.append(fn)
+        _, names = self._spaces.setdefault(id(fn.__globals__), (fn.__globals__, {}))
+        for name in global_names(fn.__code__):
+            names[name] = fn.__globals__.get(name, _MISSING)
+            yield names[name]
+        self._cells += ((cell, _content(cell)) for cell in fn.__closure__ or ())
+        yield from map(_content, fn.__closure__ or ())
+        yield from fn.__defaults__ or ()
+        yield from (fn.__kwdefaults__ or {}).values()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return _MISSING
+
+
+def global_names(code: CodeType) -> Iterator[str]:
+    """Yield the globals that code uses, including nested functions."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from global_names(constant)
 
 
 def _with_files(function: Function, bundle: CodeBundle) -> Function | None:

@@ -18,10 +18,8 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from cloudpickle.cloudpickle import _should_pickle_by_reference
-
 from skyward._pool.code.bundle import CodeBundle, bundle_modules, local_modules
-from skyward._pool.code.dependencies import global_names
+from skyward._pool.code.functions import global_names
 from skyward.errors import SerializationError
 from skyward.runtime.environment import declared_env
 from skyward.wire import payload, tensors
@@ -149,7 +147,7 @@ class _Encoder:
         return _tagged(what, [b"%d" % len(items), *map(self.encode, items)])
 
     def _function(self, fn: types.FunctionType) -> bytes:
-        if payload.decorated(fn) or _should_pickle_by_reference(fn):
+        if payload.is_importable(fn):
             return self._named(fn, fn.__qualname__)
         names = {name: fn.__globals__[name] for name in global_names(fn.__code__) if name in fn.__globals__}
         values = (
@@ -170,7 +168,7 @@ class _Encoder:
         return _tagged("code", [code.co_code, handlers, *map(self.encode, (numbers, names, code.co_consts))])
 
     def _class(self, cls: type) -> bytes:
-        if _should_pickle_by_reference(cls):
+        if payload.is_importable(cls):
             return self._named(cls, cls.__qualname__)
         members = {name: value for name, value in vars(cls).items() if name not in _OF_CLASSES}
         return _tagged("class", [cls.__qualname__, *map(self.encode, (type(cls), cls.__bases__, _in_order(members)))])

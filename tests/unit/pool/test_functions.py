@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward._pool.code import dependencies
 from skyward._pool.code.functions import Function, Functions
 from skyward.wire import payload
 
@@ -167,37 +166,85 @@ def test_equal_content_keeps_its_number(program: dict[str, Any]) -> None:
     assert functions.get(program["f"]).number == first.number
 
 
-def test_what_cannot_be_compared_is_told_once(program: dict[str, Any]) -> None:
-    """A large value may change inside; the program is told which, and that assigning it anew helps."""
-    told: list[str] = []
-    functions = Functions(tell=told.append)
-    program["data"], program["words"] = np.zeros(dependencies.MOST_BYTES), list(range(dependencies.MOST_BYTES))
-    exec("def f(): return data.sum(), len(words)", program)
-    first = functions.get(program["f"])
-
-    assert len(told) == 1
-    assert "data (a numpy.ndarray)" in told[0]
-    assert "words (a list)" in told[0]
-
-    program["data"][0] = 1
-    assert functions.get(program["f"]) is first
-    program["data"] = program["data"].copy()
-    assert result(functions.get(program["f"]))[0] == 1
-    assert len(told) == 1
-
-
-def test_tensors_are_compared_by_their_version() -> None:
-    """A change in place is seen at any size."""
-    torch = pytest.importorskip("torch")
-    names: dict[str, Any] = {"__name__": "__main__", "weights": torch.zeros(10_000), "torch": torch}
-    exec("def f(): return float(weights.sum())", names)
+@pytest.mark.parametrize("size", [10, 10_000, 3_000_000])
+def test_large_values_are_compared_whole(size: int) -> None:
+    """A change in place is seen at any size and any place."""
+    names: dict[str, Any] = {"__name__": "__main__", "data": np.zeros(size)}
+    exec("def f(): return data.sum()", names)
     functions = Functions()
     first = functions.get(names["f"])
     assert functions.get(names["f"]) is first
 
-    names["weights"][0] = 2
+    names["data"][-1] = 1
 
-    assert result(functions.get(names["f"])) == 2
+    assert result(functions.get(names["f"])) == 1
+
+
+def test_a_torch_module_is_compared() -> None:
+    """Its mode, its parameters and its layers."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.5))
+    names: dict[str, Any] = {"__name__": "__main__", "net": net}
+    exec("def f(): return net.training, len(net), float(sum(p.detach().sum() for p in net.parameters()))", names)
+    functions = Functions()
+    first = functions.get(names["f"])
+    assert functions.get(names["f"]) is first
+
+    for change in (net.eval, lambda: net.append(torch.nn.ReLU()), lambda: net[0].reset_parameters()):
+        change()
+        now = functions.get(names["f"])
+        assert now is not first
+        assert result(now) == names["f"]()
+        first = now
+
+
+OWN_WAYS = """
+import collections
+K = 1
+def scale(x): return x * K
+class Base:
+    def get(self): return K
+class WithState(Base):
+    def __getstate__(self): return {}
+class WithReduce(Base):
+    def __reduce__(self): return WithReduce, ()
+class Dict(dict):
+    __getattr__ = dict.__getitem__
+    def values(self, wrong): raise RuntimeError
+class Lazy:
+    def __getattr__(self, name): raise RuntimeError(name)
+    def __len__(self): raise RuntimeError
+    def __bool__(self): raise RuntimeError
+    def __eq__(self, other): raise RuntimeError
+    __hash__ = None
+with_state, with_reduce, table, lazy = WithState(), WithReduce(), Dict(a=1), Lazy()
+ordered = collections.OrderedDict(f=scale)
+def f(): return with_state.get() + with_reduce.get() + ordered["f"](2) + dict.__len__(table) + (lazy is None)
+"""
+
+
+def test_what_pickles_in_its_own_way_is_compared() -> None:
+    """Also the code behind it; methods of the objects are not called."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(OWN_WAYS, names)
+    functions = Functions()
+    first = functions.get(names["f"])
+    assert functions.get(names["f"]) is first
+
+    names["K"] = 10
+
+    assert names["f"]() == 41
+    assert result(functions.get(names["f"])) == 41
+
+
+def test_calls_of_one_operator_compare_a_function_once(program: dict[str, Any]) -> None:
+    """However many they are."""
+    functions = Functions()
+    function_of = functions.once()
+    first = function_of(program["f"])
+    program["NAMES"].append("b")
+    assert function_of(program["f"]) is first
+    assert functions.once()(program["f"]) is not first
 
 
 def test_a_module_imported_later_is_sent_along(program: dict[str, Any], local: Path) -> None:

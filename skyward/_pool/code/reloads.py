@@ -1,0 +1,128 @@
+"""Local modules as this program has loaded them, and whether it has loaded them again.
+
+A module has the same content on all nodes until this program reloads it: with `importlib.reload`, by an import after it
+was deleted from `sys.modules`, or by IPython's autoreload, which may change functions in place. A module that this
+program has not imported is compared by its file, since an import would load the present file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import is_, itemgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from skyward._pool import display
+from skyward._pool.code.bundle import namespace, read_module
+
+_spec = itemgetter("__spec__")
+
+
+@dataclass(slots=True)
+class LoadedModule:
+    """A local module whose file was read.
+
+    Attributes:
+        name, file: the module's name and the path of its file.
+        data: the content of the file when the module was first seen in its present state.
+        module: the module object; None if this program has not imported it.
+        spec: its specification, which a reload replaces.
+        stamp: time and size of the file.
+    """
+
+    name: str
+    file: Path
+    data: bytes = field(repr=False)
+    module: ModuleType | None
+    spec: object
+    stamp: tuple[int, int] | None
+
+    @classmethod
+    def read(cls, name: str, file: Path) -> LoadedModule:
+        """Read a module in its present state.
+
+        Raises:
+            SerializationError: its file cannot be read.
+        """
+        module, stamp = sys.modules.get(name), _stamp(file)
+        return cls(name, file, read_module(name, file, ""), module, _space_of(module).get("__spec__"), stamp)
+
+    def is_current(self) -> bool:
+        """Return whether the module has not been reloaded or, if not imported, its file not changed since `read`."""
+        module = sys.modules.get(self.name)
+        if module is not self.module or _space_of(module).get("__spec__") is not self.spec:
+            return False
+        by_file = module is None or "IPython.extensions.autoreload" in sys.modules
+        return not by_file or _stamp(self.file) == self.stamp
+
+
+class LoadedModules:
+    """The local modules of one pool.
+
+    Attributes:
+        latest: the current content of each file for nodes, by its path there.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[str, bytes] = {}
+        self._known: dict[str, LoadedModule] = {}
+        self._generation = 0
+        self._index()
+
+    def get(self, name: str, file: Path, path: str) -> bytes:
+        """Return the content of a module, read again if it has changed; `path` is the path of its file on nodes.
+
+        Raises:
+            SerializationError: its file cannot be read.
+        """
+        known = self._known.get(name)
+        if known is None or known.file != file or not known.is_current():
+            known = self._known[name] = LoadedModule.read(name, file)
+            self.latest[path] = known.data
+            self._index()
+        return known.data
+
+    def generation(self) -> int:
+        """Return a number that is another one when a module was reloaded. Called at every call: 0.1 us per module."""
+        if self._known and not self._are_current():
+            self._known = {name: each for name, each in tuple(self._known.items()) if each.is_current()}
+            self._index()
+            self._generation += 1
+        return self._generation
+
+    def _index(self) -> None:
+        known = tuple(self._known.values())
+        imported = [each for each in known if each.module is not None]
+        self._cell = display.cells_begun
+        self._modules = [each.name for each in imported], [each.module for each in imported]
+        self._specs = [_space_of(each.module) for each in imported], [each.spec for each in imported]
+        self._others = [each for each in known if each.module is None]
+
+    def _are_current(self) -> bool:
+        names, modules = self._modules
+        spaces, specs = self._specs
+        try:
+            if not (all(map(is_, map(sys.modules.get, names), modules)) and all(map(is_, map(_spec, spaces), specs))):
+                return False
+        except KeyError:  # a module that is being loaded briefly has no spec
+            return False
+        looked: Iterable[LoadedModule] = self._others
+        if self._cell != display.cells_begun:  # autoreload works between cells
+            looked, self._cell = tuple(self._known.values()), display.cells_begun
+        return all(each.is_current() for each in looked)
+
+
+def _space_of(module: ModuleType | None) -> dict[str, Any]:
+    """Return the namespace of a module, or an empty one for None."""
+    return {} if module is None else namespace(module)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
