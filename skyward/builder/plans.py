@@ -164,7 +164,7 @@ def lock_for(
     last = next((each for each in same if each.asked == asked), None) or next(iter(same), None)
     if last is not None and last.asked == asked and newer is None and (last.is_pulled or not last.base):
         return last
-    keeps_base = last is not None and last.is_pulled and newer != () and last.asked.get("base") == asked.get("base")
+    keeps_base = last is not None and last.is_pulled and newer != () and _bases(last.asked) == _bases(asked)
     base = wanted.base(store, last if keeps_base else None, file)
     request = replace(request, libc=facts_of_base(repr(base.reference), base.facts, store).libc)
     preferred = last.lock.packages if last and newer != () else ()
@@ -177,6 +177,10 @@ def lock_for(
         is_pulled="@" in base.reference,
         lock=last.lock if last and last.asked == asked and newer is None else lock_anew(request, left),
     )
+
+
+def _bases(asked: Sequence[str]) -> list[str]:
+    return [line for line in asked if line.startswith("base ")]
 
 
 def check_lock(image: Image, *, python: str, platform: str, root: Path, file: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,12 @@ from skyward.builder.site.indexes import host_indexes, mirrors
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image import Lock, Package, with_origin
 from skyward.image.lock import Sources
-from skyward.model.image import Image, local_path, package_name, requirement_name
+from skyward.model.image import Image, local_path, requirement_name
 
 if TYPE_CHECKING:
     from skyward.builder.packages.requirement_files import Line
 
-_FORMAT = 4
-_PARTS = ("target", "packages", "projects")  # the parts of a lock that are stored
+_FORMAT = 5
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_",
     "linux/arm64": "aarch64-manylinux_2_",
@@ -133,7 +133,7 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     file = cache_path("locks") / f"{_key(request)}.json"
     kept = _read(file)
     if kept is not None and not upgrade:
-        return replace(kept.lock, sources=request.rules.sources)
+        return replace(kept[2], sources=request.rules.sources)
     lock = lock_anew(request, () if upgrade else _preferred(request))
     _write(file, request, lock)
     return replace(lock, sources=request.rules.sources)
@@ -229,13 +229,6 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    entries: frozenset[str]
-    settings: dict[str, Any]
-    lock: Lock
-
-
 def _key(request: Request) -> str:
     """Return the key of a request. This machine's package sources are hashed, as they may contain passwords."""
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
@@ -247,37 +240,45 @@ def _key(request: Request) -> str:
 
 def _preferred(request: Request) -> tuple[Package, ...]:
     """Return the packages of the last lock for the same target whose requirements include, or are part of, these."""
-    wanted = frozenset(request.entries)
+    wanted = {*request.entries}
     for file in newest(cache_path("locks"), "*.json"):
-        kept = _read(file)
-        if kept and kept.settings == request.settings and (kept.entries <= wanted or wanted <= kept.entries):
-            return kept.lock.packages
+        entries, settings, lock = _read(file) or (set(), None, Lock())
+        if settings == request.settings and (entries <= wanted or wanted <= entries):
+            return lock.packages
     return ()
 
 
-def _read(file: Path) -> _Kept | None:
-    """Read a lock from its file; None if there is none that this version can read."""
-    text = read(file)
-    if text is None:
-        return None
+def _read(file: Path) -> tuple[set[str], Any, Lock] | None:
+    """Read requirements, settings and lock from a file; None if there is none that this version can read."""
     try:
-        kept = json.loads(text)
-        lock = Lock(**{name: parsed(kept[name]) for name in _PARTS})
-        return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
+        kept = json.loads(read(file) or "")
+        return {*kept["entries"]}, kept["settings"], unpacked(kept["lock"])
     except (ValueError, KeyError, TypeError, AttributeError):  # half written, or from another version: made again
         return None
 
 
 def _write(file: Path, request: Request, lock: Lock) -> None:
-    parts = {name: part for name, part in asdict(lock).items() if name in _PARTS}
-    write(file, json.dumps({"entries": request.entries, "settings": request.settings, **parts}, indent=1))
+    write(file, json.dumps({"entries": request.entries, "settings": request.settings, "lock": packed(lock)}, indent=1))
 
 
-def parsed(value: Any) -> Any:
-    """Convert lists and tables of packages to a part of a lock."""
+def packed(lock: Lock) -> dict[str, Any]:
+    """Return a lock as tables, without its sources and without fields that are unknown."""
+    table = asdict(
+        lock, dict_factory=lambda pairs: {name: each for name, each in pairs if each not in (None, "", False)}
+    )
+    del table["sources"]
+    return table
+
+
+def unpacked(table: Mapping[str, Any]) -> Lock:
+    """Return the lock in such tables."""
+    return Lock(**{name: _parsed(value) for name, value in table.items()})
+
+
+def _parsed(value: Any) -> Any:
     if isinstance(value, dict):
-        return Package(**{name: parsed(part) for name, part in value.items()})
-    return tuple(parsed(part) for part in value) if isinstance(value, list) else value
+        return Package(**{name: _parsed(part) for name, part in value.items()})
+    return tuple(map(_parsed, value)) if isinstance(value, list) else value
 
 
 def with_given_hashes(lock: Lock, rules: Rules) -> Lock:
@@ -294,25 +295,20 @@ def with_given_hashes(lock: Lock, rules: Rules) -> Lock:
 def _with_given(package: Package, rules: Rules) -> Package:
     from packaging.requirements import Requirement
 
-    given: dict[str, str] = {}
     version = package.pin.partition("==")[2]
-    for each in rules.hashed:
-        if package_name(requirement_name(each.text)) != package.name:
-            continue
-        specifier = Requirement(each.text).specifier
-        if not version or specifier.contains(version, prereleases=True):
-            given |= dict.fromkeys(each.hashes, each.where)
-    if not given:
-        if rules.all_hashed and package.hashes:
-            raise ConfigError(
-                f"{rules.all_hashed} requires hashes of all packages (--require-hashes), and {package.pin} has none. "
-                "Compile the file again, with hashes."
-            )
-        return package
-    kept = tuple(hash_ for hash_ in package.hashes if hash_ in given)
-    if not kept:
+    given = {
+        each_hash
+        for line in rules.hashed
+        if requirement_name(line.text) == package.name
+        and (not version or Requirement(line.text).specifier.contains(version, prereleases=True))
+        for each_hash in line.hashes
+    }
+    if not given and rules.all_hashed and package.hashes:
         raise ConfigError(
-            f"None of the hashes for {package.pin} ({next(iter(given.values()))}) matches a file on the index. "
-            "Either was changed."
+            f"{rules.all_hashed} requires hashes of all packages (--require-hashes), and {package.pin} has none. "
+            "Compile the file again, with hashes."
         )
+    kept = tuple(each for each in package.hashes if each in given) if given else package.hashes
+    if given and not kept:
+        raise ConfigError(f"None of the hashes for {package.pin} matches a file on the index. Either was changed.")
     return replace(package, hashes=kept)

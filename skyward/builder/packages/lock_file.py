@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.packages.lock import Request, parsed
+from skyward.builder.packages.lock import Request, packed, unpacked
 from skyward.errors import ConfigError
-from skyward.image import Lock, Package
+from skyward.image import Lock
 
 _VERSION = 1
 
@@ -36,7 +36,7 @@ class Entry:
 
     platform: str
     python: str
-    asked: Mapping[str, Any]
+    asked: tuple[str, ...]
     base: str
     is_pulled: bool
     lock: Lock
@@ -47,23 +47,25 @@ class Entry:
         return f"{self.platform}, Python {self.python}"
 
 
-def asked_for(request: Request, folder: Path) -> dict[str, Any]:
-    """Return the inputs of a lock in the form of a lock file in that folder; a build compares all of them."""
-    settings = {name: value for name, value in request.settings.items() if name not in ("python", "platform")}
-    if "pinned" in settings:
-        settings["pinned"] = hashlib.sha256("\n".join(settings["pinned"]).encode()).hexdigest()
-    if "sources" in settings:
-        settings["sources"] = [
-            os.path.relpath(each, folder) if each.startswith("/") else each for each in settings["sources"]
-        ]
-    asked = {
-        "base": str(request.image.base or ""),
-        "requirements": sorted(request.entries),
-        "local": sorted(f"{each.name} {each.needs}".strip() for each in request.packages),
-        "build": {each.name: list(each.build.requires) for each in request.packages if each.build},
-        **settings,
+def asked_for(request: Request, folder: Path) -> tuple[str, ...]:
+    """Return the inputs of a lock as lines of a lock file in that folder; a build compares all of them."""
+    asked: dict[str, Any] = {
+        name: value for name, value in request.settings.items() if name not in ("python", "platform")
     }
-    return {name.replace("_", "-").replace(" ", "-"): value for name, value in asked.items() if value}
+    if "pinned" in asked:
+        asked["pinned"] = [hashlib.sha256("\n".join(asked["pinned"]).encode()).hexdigest()]
+    if "sources" in asked:
+        asked["sources"] = [
+            os.path.relpath(each, folder) if each.startswith("/") else each for each in asked["sources"]
+        ]
+    asked |= {
+        "base": [str(request.image.base)] if request.image.base else [],
+        "requirement": request.entries,
+        "local": [f"{each.name} {each.needs}".strip() for each in request.packages],
+        "build": [f"{each.name}: {', '.join(each.build.requires)}" for each in request.packages if each.build],
+    }
+    lines = ((name, value if isinstance(value, (list, tuple)) else [value]) for name, value in asked.items() if value)
+    return tuple(sorted(f"{name} {each}" for name, values in lines for each in values))
 
 
 def read_lock_file(path: Path) -> tuple[Entry, ...]:
@@ -74,17 +76,14 @@ def read_lock_file(path: Path) -> tuple[Entry, ...]:
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The lock {shown(path)} cannot be read: {error}. {_command(path)}") from None
-    if document.get("version") != _VERSION:
-        raise ConfigError(
-            f"The lock {shown(path)} has the form {document.get('version')!r}, and this version of skyward reads "
-            f"{_VERSION}. {_command(path)}"
+        if document.get("version") != _VERSION:
+            raise ValueError(f"it has version {document.get('version')!r}, not {_VERSION}")
+        return tuple(
+            Entry(**{**table, "asked": tuple(table["asked"]), "lock": unpacked(table["lock"])})
+            for table in document["target"]
         )
-    try:
-        return tuple(_entry(table) for table in document.get("target", ()))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"The lock {shown(path)} is not as skyward wrote it: {error!r}. {_command(path)}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"The lock {shown(path)} cannot be read: {error}. {_command(path)}") from None
 
 
 def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> bool:
@@ -100,10 +99,12 @@ def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> b
     """
     import tomli_w
 
+    entries = sorted(entries, key=lambda each: (each.platform, each.python, each.asked))
+    tables = [{each.name: getattr(entry, each.name) for each in fields(entry)} for entry in entries]
     document = {
         "version": _VERSION,
         "declaration": declaration,
-        "target": [_table(each) for each in sorted(entries, key=_order)],
+        "target": [{**table, "lock": packed(table["lock"])} for table in tables],
     }
     text = f"# The exact packages of {declaration}, written by `skyward lock`. Commit it, and do not edit it.\n"
     text += tomli_w.dumps(document)
@@ -138,7 +139,8 @@ def entry_for(path: Path, request: Request) -> Entry:
     asked = asked_for(request, path.parent)
     found = next((each for each in for_target if each.asked == asked), None)
     if found is None:
-        changes = "; ".join(differences(for_target[0].asked, asked))
+        before = for_target[0].asked
+        changes = ", ".join(f"{'-+'[each in asked]}{each}" for each in sorted({*before} ^ {*asked}))
         raise ConfigError(f"The lock {shown(path)} does not fit the image any more: {changes}. {_command(path)}")
     return found
 
@@ -154,55 +156,6 @@ def wrong_base(path: Path, base: str, found: str, entry: Entry) -> ConfigError:
 def not_upgraded(path: Path) -> ConfigError:
     """Return the error for a build with newer packages than those of its lock."""
     return ConfigError(f"The packages are those of {shown(path)}. Upgrade that: `skyward lock --upgrade {_of(path)}`.")
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the differences between two sets of requirements."""
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        if old == new:
-            continue
-        if name == "pinned":
-            yield "the project's own lock was changed"
-        elif isinstance(old or [], list) and isinstance(new or [], list):
-            signs = [f"+{each}" for each in new or [] if each not in (old or [])]
-            signs += [f"-{each}" for each in old or [] if each not in (new or [])]
-            yield f"{name} {', '.join(map(str, signs))}"
-        else:
-            yield f"{name} was {old!r}, is {new!r}"
-
-
-def _entry(table: Mapping[str, Any]) -> Entry:
-    base = table.get("base", {})
-    return Entry(
-        platform=table["platform"],
-        python=table["python"],
-        asked=table["asked"],
-        base=base.get("digest", ""),
-        is_pulled=base.get("pulled", False),
-        lock=Lock(**{name: parsed(value) for name, value in table["lock"].items()}),
-    )
-
-
-def _table(entry: Entry) -> dict[str, Any]:
-    table: dict[str, Any] = {"platform": entry.platform, "python": entry.python}
-    if entry.base:
-        table["base"] = {"digest": entry.base, "pulled": entry.is_pulled}
-    parts = {each.name: getattr(entry.lock, each.name) for each in fields(Lock) if each.name != "sources"}
-    lock = {name: _plain(value) for name, value in parts.items() if value}
-    return {**table, "asked": dict(entry.asked), "lock": lock}
-
-
-def _order(entry: Entry) -> tuple[str, str, str]:
-    return entry.platform, entry.python, repr(sorted(entry.asked.items()))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a part of a lock to TOML values: packages become tables without their unknown fields."""
-    if isinstance(value, Package):
-        known = {each.name: getattr(value, each.name) for each in fields(Package)}
-        return {name: _plain(part) for name, part in known.items() if part not in (None, "", False)}
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def _command(path: Path, more: str = "") -> str:

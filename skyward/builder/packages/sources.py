@@ -110,8 +110,8 @@ def _with_login(url: str, environment: Mapping[str, str]) -> str:
 
 
 def _of_commit(entry: pylock.Package, place: Path, environment: Mapping[str, str]) -> str:
-    """Read the file from a repository; trees are fetched first and files on demand if the server supports it."""
-    vcs, folder = entry.vcs, place / f"{entry.name}.git"
+    """Read the file from a repository, of which only that commit is fetched."""
+    vcs, folder = entry.vcs, str(place / f"{entry.name}.git")
     assert vcs is not None
 
     def git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -120,14 +120,9 @@ def _of_commit(entry: pylock.Package, place: Path, environment: Mapping[str, str
             ["git", *words], env=quiet, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
 
-    try:
-        done = git("clone", "--quiet", "--bare", "--filter=blob:none", str(vcs.url or vcs.path), str(folder))
-    except FileNotFoundError:
-        raise ImageError(f"{entry.name!r} comes from a repository, and there is no git command here.") from None
-    inside = ("-C", str(folder))
-    if done.returncode == 0 and git(*inside, "cat-file", "-e", f"{vcs.commit_id}^{{commit}}").returncode:
-        done = git(*inside, "fetch", "--quiet", "origin", vcs.commit_id)  # no branch leads to it
+    git("init", "--quiet", "--bare", folder)
+    done = git("-C", folder, "fetch", "--quiet", "--depth=1", str(vcs.url or vcs.path), vcs.commit_id)
     if done.returncode:
         raise ImageError(f"The repository of {entry.name!r} cannot be read: {without_logins(done.stderr.strip())}")
     file = (PurePosixPath(vcs.subdirectory or "") / "pyproject.toml").as_posix()
-    return git(*inside, "show", f"{vcs.commit_id}:{file}").stdout  # empty without the file
+    return git("-C", folder, "show", f"{vcs.commit_id}:{file}").stdout  # empty without the file
