@@ -203,8 +203,7 @@ class Checkpoints:
         self._requests: SimpleQueue[_CheckpointRequest | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._serving: threading.Thread | None = None
-        self._stores: dict[tuple[Path, Connection, Task], CheckpointStore] = {}  # one for each run of each call
-        self._users: dict[Path, list[Task]] = {}
+        self._stores: dict[tuple[Path, Task], CheckpointStore] = {}  # of the present run of each call
 
     def take(self, task: Task, connection: Connection, frame: Frame) -> None:
         """Queue a call's request, to be answered by the serving thread."""
@@ -257,27 +256,21 @@ class Checkpoints:
         folder = self._of(asked["name"])
         if task.pin is not None:
             folder /= f"rank-{task.pin if rank is None else int(rank)}"
-        key = (folder, request.connection, task)
         if asked["op"] == "last":
-            self._take(folder, task, asked["name"])
-            for used in [each for each in self._stores if each[2].done or (each[0], each[2]) == (folder, task)]:
+            for used in [key for key in self._stores if key[1].done or key == (folder, task)]:
                 self._stores.pop(used).discard()  # of ended calls, and of a lost run of this call
-            self._stores[key] = CheckpointStore(folder)
-        store = self._stores.get(key)
+            for other in [user for place, user in self._stores if place == folder and user is not task]:
+                if task.broadcast is None or other.broadcast is not task.broadcast:
+                    raise CheckpointError(
+                        f"checkpoint({asked['name']!r}) is used by another call of this pool, "
+                        f"{other.function.name}() on {other.place}. Give calls that run at the same time checkpoints "
+                        "of different names."
+                    )
+            self._stores[folder, task] = CheckpointStore(folder)
+        store = self._stores.get((folder, task))
         if store is None:
             raise CheckpointError(f"checkpoint({asked['name']!r}) is not this call's.")
         return store
-
-    def _take(self, folder: Path, task: Task, name: str) -> None:
-        """Reserve a checkpoint for a call; the ranks of a broadcast may share it."""
-        others = [each for each in self._users.get(folder, ()) if each is not task and not each.done]
-        for other in others:
-            if task.broadcast is None or other.broadcast is not task.broadcast:
-                raise CheckpointError(
-                    f"checkpoint({name!r}) is used by another call of this pool, {other.function.name}() on "
-                    f"{other.place}. Give calls that run at the same time checkpoints of different names."
-                )
-        self._users[folder] = [*others, task]
 
     def _of(self, name: str) -> Path:
         if self._root is None:

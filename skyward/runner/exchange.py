@@ -11,23 +11,20 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
 from skyward.errors import CheckpointError, PluginError
 from skyward.model.instance import SETUP
 from skyward.runtime.checkpoint import Store
-from skyward.runtime.checkpoint_store import CHUNK, check, pack, unpack
+from skyward.runtime.checkpoint_store import pack, unpack
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import Kind, decode, encode
 
 CHECKPOINTS = ".skyward-checkpoints"  # below the node's working directory
-_UNDER_WAY = 8  # chunks of files
 K = TypeVar("K")
 
 
@@ -215,86 +212,48 @@ def _is_gone(process: int) -> bool:
 
 
 class _RemoteStore:
-    """The client's store of one checkpoint, for one call.
-
-    Several chunks are requested at once, so that high latency does not delay each of them.
-    """
+    """The client's store of one checkpoint, for one call; also the file that an archive is written to or read from."""
 
     def __init__(self, client: CheckpointClient, call: int, named: Mapping[str, Any]) -> None:
         self._client, self._call, self._named = client, call, named
-        self._name = str(named["name"])
+        self._name, self._number, self._offset = str(named["name"]), 0, 0
 
     def last(self) -> int:
-        return int(_answered(self._ask({"op": "last"}))[0]["number"])
+        return int(self._ask({"op": "last"})[0]["number"])
 
     def fill(self, number: int, target: Path) -> None:
         if number:
+            self._number, self._offset = number, 0
             try:
-                unpack(cast(IO[bytes], _Reader(partial(self._read, number))), target)
+                unpack(cast(IO[bytes], self), target)
             except (OSError, tarfile.TarError) as error:
                 raise CheckpointError(f"checkpoint({self._name!r}) cannot be written to {target}: {error}") from error
 
     def commit(self, source: Path) -> int:
-        check(self._name, source)
-        writer = _Writer(self._write)
+        self._offset = 0
         try:
-            pack(source, cast(IO[bytes], writer))
+            pack(source, cast(IO[bytes], self))
         except (OSError, tarfile.TarError) as error:
             raise CheckpointError(f"checkpoint({self._name!r}) cannot be read from {source}: {error}") from error
-        writer.finish()
-        return int(_answered(self._ask({"op": "finish"}))[0]["number"])
-
-    def _read(self, number: int, offset: int) -> _Wait:
-        return self._ask({"op": "read", "number": number, "offset": offset})
-
-    def _write(self, offset: int, data: bytes) -> _Wait:
-        return self._ask({"op": "write", "offset": offset}, [data])
-
-    def _ask(self, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> _Wait:
-        return self._client.ask(self._call, {**self._named, **document}, data)
-
-
-class _Reader:
-    """A file that is read in chunks from the client."""
-
-    def __init__(self, ask: Callable[[int], _Wait]) -> None:
-        self._ask, self._offset = ask, 0
-        self._waits: deque[_Wait] = deque()
+        return int(self._ask({"op": "finish"})[0]["number"])
 
     def read(self, _size: int) -> bytes:
-        while len(self._waits) < _UNDER_WAY:
-            self._waits.append(self._ask(self._offset))
-            self._offset += CHUNK
-        return bytes(_answered(self._waits.popleft())[1][0])
-
-
-class _Writer:
-    """A file that is written in chunks by the client."""
-
-    def __init__(self, ask: Callable[[int, bytes], _Wait]) -> None:
-        self._ask, self._offset = ask, 0
-        self._waits: deque[_Wait] = deque()
+        data = bytes(self._ask({"op": "read", "number": self._number, "offset": self._offset})[1][0])
+        self._offset += len(data)
+        return data
 
     def write(self, data: bytes) -> int:
-        self._waits.append(self._ask(self._offset, data))
+        self._ask({"op": "write", "offset": self._offset}, [data])
         self._offset += len(data)
-        if len(self._waits) >= _UNDER_WAY:
-            _answered(self._waits.popleft())
         return len(data)
 
-    def finish(self) -> None:
-        """Wait until everything is written."""
-        while self._waits:
-            _answered(self._waits.popleft())
+    def _ask(self, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> tuple[dict[str, Any], Sequence[Buffer]]:
+        """Send a request, and return the client's answer.
 
-
-def _answered(wait: _Wait) -> tuple[dict[str, Any], Sequence[Buffer]]:
-    """Wait for the client's answer and return it.
-
-    Raises:
-        CheckpointError: the request failed, or the client has disconnected.
-    """
-    answer = wait.result()
-    if isinstance(answer, str):
-        raise CheckpointError(answer)
-    return decode(answer.head), answer.buffers
+        Raises:
+            CheckpointError: the request failed, or the client has disconnected.
+        """
+        answer = self._client.ask(self._call, {**self._named, **document}, data).result()
+        if isinstance(answer, str):
+            raise CheckpointError(answer)
+        return decode(answer.head), answer.buffers

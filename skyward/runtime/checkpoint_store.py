@@ -1,16 +1,14 @@
 """The commits of one checkpoint in a directory: on the client, or on a file system that outlives the node.
 
-Commit 7 is the directory `000007`, and `000007.json` with the sizes of its files, which is written last: without it, or
-with other sizes, the commit does not exist. A directory that is renamed would do on a disk; on a bucket, whose files
-appear one by one, it would not. A writer that is killed leaves the commits before. The last two are kept.
+Commit 7 is the directory `000007`, and the empty file `000007.done`, which is written last: without it, the commit does
+not exist. A directory that is renamed would do on a disk; on a bucket, whose files appear one by one, it would not. A
+writer that is killed leaves the commits before. The last two are kept, one for those who read it meanwhile.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from typing import IO, TypeVar
 
 from skyward.errors import CheckpointError
 
-CHUNK = 1024 * 1024  # bytes that are sent at once
+CHUNK = 8 * 1024 * 1024  # bytes that are sent at once
 _KEPT = 2
 T = TypeVar("T")
 
@@ -38,7 +36,7 @@ class CheckpointStore:
 
     def last(self) -> int:
         """Return the number of the last commit; 0 if there is none."""
-        return next((number for number in reversed(self._numbers()) if self._is_complete(number)), 0)
+        return max(self._numbers(), default=0)
 
     def fill(self, number: int, target: Path) -> None:
         """Copy the files of a commit to a directory."""
@@ -47,23 +45,20 @@ class CheckpointStore:
 
     def commit(self, source: Path) -> int:
         """Store a copy of a directory as the last commit, and return its number."""
-        check(self._folder.name, source)
         return self._commit(lambda folder: _copy(source, folder))
 
     def read(self, number: int, offset: int) -> bytes:
         """Return a chunk of the archive of a commit; empty at its end."""
 
         def chunk() -> bytes:
-            if offset == 0:
+            if offset == 0 or self._archive is None:
                 self._archive = self._opened()
                 pack(self._files(number), self._archive)
-            if self._archive is None:
-                return b""
             self._archive.seek(offset)
-            data = self._archive.read(CHUNK)
-            if not data:
-                self.discard()
-            return data
+            if data := self._archive.read(CHUNK):
+                return data
+            self.discard()
+            return b""
 
         return self._try("cannot be read", chunk)
 
@@ -72,7 +67,7 @@ class CheckpointStore:
 
         def append() -> None:
             if offset == 0 or self._archive is None:
-                _make(self._folder)
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._archive = self._opened()
             self._archive.seek(offset)
             self._archive.write(data)
@@ -89,51 +84,40 @@ class CheckpointStore:
             return self._commit(lambda folder: unpack(archive, folder))
 
     def discard(self) -> None:
-        """Abandon the commit in progress, if there is one."""
-        if self._archive is not None:
-            self._archive.close()
-        self._archive = None
-
-    def _commit(self, write: Callable[[Path], object]) -> int:
-        number = self.last() + 1
-        into, description = self._files(number), self._description(number)
-
-        def replace() -> None:
-            _make(self._folder)
-            for unfinished in self._folder.glob("[0-9]*"):
-                if unfinished.stem.isdigit() and int(unfinished.stem) >= number:
-                    unfinished.unlink() if unfinished.is_file() else shutil.rmtree(unfinished)
-            into.mkdir(mode=0o700)
-            write(into)
-            for folder, _, _ in os.walk(into):
-                _sync(Path(folder))
-            with open(description, "x", opener=_private) as file:
-                json.dump(_sizes(into), file)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync(self._folder)
-            for old in self._numbers()[:-_KEPT]:
-                self._description(old).unlink()
-                shutil.rmtree(self._files(old), ignore_errors=True)  # without its description it is no commit
-
-        self._try(f"commit {number} cannot be written", replace)
-        return number
+        """Abandon the transfer in progress, if there is one."""
+        archive, self._archive = self._archive, None
+        if archive is not None:
+            archive.close()
 
     def _opened(self) -> IO[bytes]:
         self.discard()
         return tempfile.TemporaryFile(dir=self._folder)
 
+    def _commit(self, write: Callable[[Path], object]) -> int:
+        number = self.last() + 1
+        into = self._files(number)
+
+        def replace() -> None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.rmtree(into, ignore_errors=True)  # what an unfinished commit has left
+            into.mkdir(mode=0o700)
+            write(into)
+            for folder, _, _ in os.walk(into):
+                _sync(Path(folder))
+            self._done(number).touch(mode=0o600)
+            _sync(self._folder)
+            for old in self._numbers()[:-_KEPT]:
+                self._done(old).unlink()
+                shutil.rmtree(self._files(old), ignore_errors=True)  # it is no commit any more
+
+        self._try(f"commit {number} cannot be written", replace)
+        return number
+
     def _numbers(self) -> list[int]:
-        return sorted(int(found.stem) for found in self._folder.glob("[0-9]*.json") if found.stem.isdigit())
+        return sorted(int(found.stem) for found in self._folder.glob("[0-9]*.done") if found.stem.isdigit())
 
-    def _is_complete(self, number: int) -> bool:
-        try:
-            return bool(json.loads(self._description(number).read_bytes()) == _sizes(self._files(number)))
-        except (OSError, ValueError):
-            return False  # its writer was killed while writing the description; the previous commit counts
-
-    def _description(self, number: int) -> Path:
-        return self._folder / f"{number:06}.json"
+    def _done(self, number: int) -> Path:
+        return self._folder / f"{number:06}.done"
 
     def _files(self, number: int) -> Path:
         return self._folder / f"{number:06}"
@@ -149,28 +133,18 @@ class CheckpointStore:
             ) from error
 
 
-def check(name: str, root: Path) -> None:
-    """Check that a directory holds files and directories only.
-
-    Raises:
-        CheckpointError: it holds a link, a device or a pipe.
-    """
-    for folder, below, names in os.walk(root):
-        for each in (*names, *below):
-            mode = (Path(folder) / each).lstat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise CheckpointError(f"checkpoint({name!r}) holds {each}, which is not a file. Keep files only.")
-
-
 def pack(folder: Path, file: IO[bytes]) -> None:
     """Write the content of a directory as a tar archive.
 
     Raises:
+        CheckpointError: it holds a link, a device or a pipe.
         OSError: a file cannot be read, or became shorter meanwhile.
     """
     with tarfile.open(fileobj=file, mode="w|", bufsize=CHUNK, dereference=True) as archive:
-        for each in sorted(folder.iterdir()):
-            archive.add(each, each.name)
+        for each in sorted(folder.rglob("*")):
+            if each.is_symlink() or not (each.is_file() or each.is_dir()):
+                raise CheckpointError(f"The checkpoint holds {each.name}, which is not a file. Keep files only.")
+            archive.add(each, each.relative_to(folder), recursive=False)
 
 
 def unpack(file: IO[bytes], folder: Path) -> None:
@@ -211,19 +185,6 @@ def _private(path: str, flags: int) -> int:
 
 def _executable(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o700)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each file below a directory, by relative path."""
-    files = (Path(where) / name for where, _, names in os.walk(folder) for name in names)
-    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
-
-
-def _make(folder: Path) -> None:
-    """Create a directory and its missing parents, accessible to this user only."""
-    if not folder.is_dir():
-        _make(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _sync(folder: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 
 import skyward as sky
 
@@ -64,13 +63,3 @@ def write(name: str, text: str, rank: int | None = None, until: tuple[str, int] 
 @sky.compute
 def write_as_another_rank() -> None:
     sky.checkpoint("other", rank=1 - sky.instance_info().node).commit()  # type: ignore[union-attr]
-
-
-@sky.compute
-def left(work: str) -> list[str]:
-    return [path.name for path in Path(work).iterdir()]
-
-
-@sky.compute
-def work_directory() -> str:
-    return str(Path.cwd() / ".skyward-checkpoints")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.errors import CheckpointError, ConfigError
-from tests.e2e.checkpoint_functions import commits, count, left, work_directory, write, write_as_another_rank
+from skyward.errors import CheckpointError
+from tests.e2e.checkpoint_functions import commits, count, write, write_as_another_rank
 
 Pool = Callable[..., sky.ComputePool]
 
@@ -59,13 +59,6 @@ def test_two_calls_at_once_do_not_share_one(pool: sky.ComputePool) -> None:
     assert write(name, "third") >> pool == 2
 
 
-def test_nothing_is_left_on_the_node(pool: sky.ComputePool) -> None:
-    write(f"left-{pool.id}", "x") @ pool
-    where = work_directory() @ pool
-
-    assert [left(each) >> pool for each in set(where)] == [[]] * len(set(where))
-
-
 def test_the_run_keeps_checkpoints_unless_a_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYWARD_RUN", str(tmp_path / "run"))
     with sky.ComputePool(sky.Local()) as pool:
@@ -74,12 +67,6 @@ def test_the_run_keeps_checkpoints_unless_a_directory_is_named(tmp_path: Path, m
     folder = tmp_path / "run" / "files" / "checkpoints" / "model"
     assert (folder / "000001" / "text").read_text() == "x of 0"
     assert folder.stat().st_mode & 0o077 == 0
-
-
-def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="checkpoints= names a directory"):
-        sky.ComputePool(sky.Local(), checkpoints=tmp_path / "file")
 
 
 def test_a_client_that_cannot_write_says_so_in_the_function(tmp_path: Path) -> None:
