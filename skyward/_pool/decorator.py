@@ -1,21 +1,17 @@
 """`sky.pool`: a `ComputePool` that is open while a function or a `with` block runs.
 
 Importing this module and decorating create and load nothing, since nodes do both when they import a user's module.
-Before a pool opens for a function, frameworks that its image lacks are reported: decorators of `sky.integrations`
-install nothing, and the functions that will use the pool are known here.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 if TYPE_CHECKING:
     from skyward._pool.pool import ComputePool
-    from skyward.model.image import Image
 
     _compute_pool = ComputePool
 else:
@@ -56,7 +52,6 @@ class PoolScope:
         @functools.wraps(fn)
         def around(*args: Q.args, **kwargs: Q.kwargs) -> R:
             pool = self.make()
-            _tell_missing(fn, pool)
             with pool:
                 return fn(*args, **kwargs)
 
@@ -98,68 +93,3 @@ class PoolDecorator(Generic[P]):
 
 
 pool = PoolDecorator(_compute_pool)
-
-
-# frameworks that functions are decorated for ------------------------------------------------------------------------
-
-_PLUGINS = {"transformers": "huggingface"}  # plugins whose name differs from their framework's
-
-
-def _tell_missing(main: Callable[..., Any], pool: ComputePool) -> None:
-    """Report each framework that functions used by `main` are decorated for and the pool lacks, and how to add it."""
-    from importlib.util import find_spec
-
-    from skyward.runtime.environment import declared_frameworks
-
-    needed = {framework: name for name, fn in _used(main) for framework in declared_frameworks(fn)}
-    if not needed:
-        return
-    here = pool._settings.provider.name == "local"
-    image = None if here else pool._image()
-    for framework, name in needed.items():
-        decorated = f"{name}() is decorated with @sky.integrations.{framework}, which installs nothing"
-        plugin = f"plugins=[sky.plugins.{_PLUGINS.get(framework, framework)}()]"
-        if image is None and find_spec(framework) is None:
-            pool._progress.tell(
-                f"{decorated}, and the interpreter that sky.Local() runs nodes with has no {framework}."
-            )
-        elif image is not None and not _may_bring(image, framework):
-            pool._progress.tell(
-                f"{decorated}, and the pool's image names no {framework}: unless its base or another package brings "
-                f'it, add {plugin}, or "{framework}" to Image(pip=[...]).'
-            )
-
-
-def _may_bring(image: Image, package: str) -> bool:
-    """Return whether an image names a package, or may install it by means that are not examined here."""
-    from skyward.model.image import requirement_name
-
-    beyond = image.base, image.requirements, image.groups, image.project, image.run
-    return any(beyond) or package in {requirement_name(entry) for entry in image.pip}
-
-
-def _used(main: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield names and compute functions that a function refers to, directly or through functions of its module."""
-    todo, seen = [main] if isinstance(main, FunctionType) else [], set[int]()
-    while todo:
-        fn = todo.pop()
-        if id(fn) in seen:
-            continue
-        seen.add(id(fn))
-        closed = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-        for name in set(_names(fn.__code__)):
-            value = closed[name].cell_contents if name in closed else fn.__globals__.get(name)
-            inner = getattr(value, "fn", None) if type(value).__module__ == "skyward._compute" else None
-            if callable(inner):
-                yield name, inner
-            elif isinstance(value, FunctionType) and value.__module__ == fn.__module__:
-                todo.append(value)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names of globals, attributes and closure variables in some code, including nested functions."""
-    yield from code.co_names
-    yield from code.co_freevars
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

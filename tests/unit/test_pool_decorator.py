@@ -7,9 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-import skyward as sky
 from skyward._pool.decorator import PoolDecorator
-from tests.printed import Printed
 
 
 class FakePool:
@@ -100,58 +98,3 @@ def test_what_runs_later_is_refused(pool: PoolDecorator[Any], fn: Any, said: str
     """A coroutine or generator would run after its pool has gone: refused at decoration, with a remedy."""
     with pytest.raises(TypeError, match=said):
         pool(nodes=2)(fn)
-
-
-@sky.compute
-@sky.integrations.torch()
-def trained(data: float) -> float:
-    return data
-
-
-def through_another() -> object:
-    return [trained(1.0) @ sky]
-
-
-def plain() -> None:
-    """A program without a framework."""
-
-
-class Opened(Exception):
-    """The pool of the tests below is about to be opened: nothing is told after this."""
-
-
-@pytest.fixture
-def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_pool: object) -> None:
-        raise Opened
-
-    monkeypatch.setattr(sky.ComputePool, "__enter__", refuse)
-
-
-@pytest.mark.usefixtures("unopened")
-@pytest.mark.parametrize(
-    ("main", "settings", "is_told"),
-    [
-        (lambda: trained(1.0) @ sky, {}, True),
-        (through_another, {"image": sky.Image(pip=["numpy"])}, True),
-        (plain, {}, False),
-        (through_another, {"image": sky.Image(pip=["torch==2.13.0"])}, False),
-        (through_another, {"image": sky.Image(base="example/torch:1")}, False),
-        (through_another, {"plugins": [sky.plugins.torch()]}, False),
-        (through_another, {"provider": sky.Local()}, False),
-    ],
-)
-def test_a_framework_that_nothing_brings_is_named_before_a_node_starts(
-    main: Callable[[], object], settings: dict[str, Any], is_told: bool, printed: Printed
-) -> None:
-    """With the plugin and the package that do; not where the image may have it."""
-    with pytest.raises(Opened):
-        sky.pool(**settings)(main)()
-
-    told = printed.read().err
-    assert bool(told) == is_told
-    if is_told:
-        assert (
-            "trained() is decorated with @sky.integrations.torch, which installs nothing, and the pool's image" in told
-        )
-        assert "add plugins=[sky.plugins.torch()], or" in told

@@ -5,15 +5,12 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from skyward._pool import background
 from skyward._pool.background import Callbacks, Timers
-from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -30,37 +27,6 @@ def test_actions_run_in_the_order_of_their_times(clock: Timers) -> None:
     clock.after(0.04, lambda: done.put("first"))
     clock.after(0.06, lambda: done.put("second"))
     assert [done.get(timeout=60) for _ in range(3)] == ["first", "second", "last"]
-
-
-def test_nothing_runs_early(clock: Timers) -> None:
-    """An action waits for at least its delay."""
-    ran = threading.Event()
-    started = time.monotonic()
-    clock.after(0.05, ran.set)
-    assert ran.wait(60)
-    assert time.monotonic() - started >= 0.05
-
-
-def test_an_action_may_ask_for_another(clock: Timers) -> None:
-    """Which is how heartbeats go on."""
-    count: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def beat(n: int) -> None:
-        count.put(n)
-        if n < 3:
-            clock.after(0.001, lambda: beat(n + 1))
-
-    clock.after(0, lambda: beat(1))
-    assert [count.get(timeout=60) for _ in range(3)] == [1, 2, 3]
-
-
-def test_a_stopped_clock_runs_nothing() -> None:
-    """What was to come is forgotten."""
-    clock = Timers()
-    ran = threading.Event()
-    clock.after(0.02, ran.set)
-    clock.stop()
-    assert not ran.wait(0.1)
 
 
 def test_a_callback_that_waits_holds_up_no_other() -> None:
@@ -107,13 +73,3 @@ def test_draining_waits_for_what_was_submitted() -> None:
 
     callbacks.submit("drains", drains)
     assert inside.wait(60)
-
-
-def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And come again."""
-    monkeypatch.setattr(background, "_IDLE_S", 0.05)
-    callbacks, done = Callbacks(), threading.Event()
-    callbacks.submit("one", lambda: None)
-    wait_until(lambda: not callbacks._threads)
-    callbacks.submit("two", done.set)
-    assert done.wait(60)

@@ -15,7 +15,6 @@ from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.services import GatherCoordinator
 from skyward.errors import (
     CollectiveHangError,
-    TaskCancelledError,
     TaskTimeoutError,
     WorkerLostError,
 )
@@ -108,16 +107,6 @@ def test_the_cause_is_waited_for_where_a_peer_was_quicker(call: Call) -> None:
     assert "rank 0 (node 0) raised ConnectionResetError" in told(failure)
 
 
-def test_a_noticed_error_is_told_when_there_is_no_other(call: Call) -> None:
-    """As itself, and with a word on what it mostly follows from."""
-    call.say(0, error(call.tasks[0], EOFError("the end")))
-    call.answer(1)
-    failure = call.error()
-    assert isinstance(failure, EOFError)
-    assert "mostly follows from the end or the delay of another rank" in told(failure)
-    assert "rank 1 (node 1) was here:" in told(failure)
-
-
 def test_a_rank_that_cannot_answer_is_found_by_its_agent(call: Call) -> None:
     """Its code holds the interpreter's lock; the agent makes it write where it is."""
     call.say(1, error(call.tasks[1], ValueError("row 7")))
@@ -137,17 +126,6 @@ def test_a_time_limit_is_told_with_all_places(make: Make) -> None:
     assert isinstance(failure, TaskTimeoutError)
     assert "rank 0 (node 0), rank 1 (node 1) was here:" in told(failure)
     assert "hold" in call.group.told
-
-
-def test_a_call_that_no_rank_had_begun_leaves_the_processes_alone(make: Make) -> None:
-    """It waited behind other calls when it was cancelled."""
-    pool = make(workers=2)
-    others = [pool.task(pin=rank) for rank in NAMES]
-    pool.dispatcher.submit(others)
-    call = Call(pool)
-    call.collective.stop()
-    assert isinstance(call.error(), TaskCancelledError)
-    assert call.group.told == ["unregistered"]
 
 
 def test_errors_of_streams_wait_for_the_cause(call: Call) -> None:
@@ -193,15 +171,3 @@ def test_a_rank_that_works_on_after_others_returned_is_left_alone(make: Make, mo
     call.say(1, result(call.tasks[1], "late"))
     call.collective.wait()
     assert call.tasks[1].value() == "late"
-
-
-def test_a_call_that_ends_while_it_is_looked_at_is_not_held_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that has returned says no more where it is, and nobody waits for that."""
-    monkeypatch.setattr(module, "PROBE_S", 0.01)
-    monkeypatch.setattr(module, "ANSWER_S", 10 * WAITS_S)
-    call = Call(make(workers=2))
-    call.say(0, result(call.tasks[0], 0))
-    call.until(lambda: sent(call.pool.workers[1], Kind.STACK))
-    call.say(1, result(call.tasks[1], 1))
-    call.until(lambda: call.group.told)
-    assert (call.collective.error, call.group.told) == (None, ["unregistered"])

@@ -47,15 +47,6 @@ def test_a_line_of_one_call_is_not_continued_by_another(printed: Printed) -> Non
     printer.stop()
 
 
-def test_places_align(printed: Printed) -> None:
-    """Text begins in one column."""
-    printer = Printer(quiet=False, widest="10")
-    printer.put("0", "a\nb\n", error=False)
-    printer.put("10", "c\n", error=False)
-    printer.stop()
-    assert printed.read().out == "[0]  a\n[0]  b\n[10] c\n"
-
-
 def test_progress_is_told_every_few_seconds(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line each time, if anything has changed."""
     monkeypatch.setattr(console, "EVERY_S", 0.0)
@@ -108,16 +99,6 @@ def test_several_bars_print_no_line_for_each_of_their_states(printed: Printed) -
     assert sum("1: " in line for line in lines) == 1
 
 
-def test_quiet_prints_nothing(printed: Printed) -> None:
-    """And starts no thread."""
-    before = threading.active_count()
-    printer = Printer(quiet=True)
-    printer.put("0", "anything\n", error=False)
-    assert threading.active_count() == before
-    printer.stop()
-    assert tuple(printed.read()) == ("", "")
-
-
 class _Pipe(io.StringIO):
     """A pipe whose reader waits."""
 
@@ -156,20 +137,6 @@ def test_a_pipe_that_is_not_read_gets_everything_later(monkeypatch: pytest.Monke
     pipe.resume.set()
     stopping.join(60)
     assert pipe.getvalue() == "".join(f"[0] {n} {line}" for n in range(count))
-
-
-def test_a_hurried_end_does_not_wait_for_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a second Ctrl-C."""
-    pipe = _Pipe()
-    monkeypatch.setattr(sys, "stdout", pipe)
-    printer = Printer(quiet=False)
-    printer.put("0", "line\n", error=False)
-    stopping = threading.Thread(target=printer.stop)
-    stopping.start()
-    printer.hurry()
-    stopping.join(30)
-    assert not stopping.is_alive()
-    pipe.resume.set()
 
 
 def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from skyward._pool.code.functions import Function
 from skyward._pool.scheduler import HELD_S
 from skyward._pool.task import Task
-from skyward.errors import PoolError
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.conftest import Make
@@ -41,42 +38,6 @@ def test_streams_that_hold_up_a_call_are_told_once(make: Make) -> None:
     assert "work() waits for a slot: all 2 slots of the pool are held by open streams." in pool.notices[0]
     pool.say(pool.workers[0], Frame(Kind.END, first.id, RESULT_HEAD.pack(0.1)))
     assert third.id in sent(pool.workers[0])
-
-
-def test_calls_that_wait_for_a_node_wait_for_no_stream(make: Make) -> None:
-    """Nothing is told of streams where there is no worker at all."""
-    pool = make()
-    pool.lose(pool.workers[0])
-    pool.submit(1)
-    pool.time.pass_(5 * HELD_S)
-    assert pool.notices == []
-
-
-def test_a_suspended_pool_takes_calls_again(make: Make) -> None:
-    """What waits and what comes fails with the reason, until that is over."""
-    pool = make()
-    pool.dispatcher.rest()
-    (waiting,) = pool.submit(1)
-    reason = PoolError("a node is away")
-    pool.dispatcher.suspend(reason)
-    assert waiting.error is reason
-    with pytest.raises(PoolError, match="a node is away"):
-        pool.submit(1)
-    pool.dispatcher.suspend(None)
-    (task,) = pool.submit(1)
-    pool.dispatcher.resume(pool.workers)
-    assert sent(pool.workers[0]) == [task.id]
-
-
-def test_no_tick_without_work(make: Make) -> None:
-    """An idle pool wakes nobody."""
-    pool = make()
-    (task,) = pool.submit(1)
-    pool.finish(pool.workers[0], task)
-    pool.time.pass_(1.0)
-    assert pool.time.waiting == 0
-    pool.submit(1)
-    assert pool.time.waiting == 1
 
 
 # the end -------------------------------------------------------------------------------------------------------

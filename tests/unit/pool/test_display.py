@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import time
 from typing import Any
 
 import pytest
 
 from skyward._pool.console import Printer
-from skyward._pool.display import Cell, rows_of, this_cell
+from skyward._pool.display import Cell
 from tests.waiting import wait_until
 
 parent: contextvars.ContextVar[str] = contextvars.ContextVar("parent", default="none")
@@ -54,16 +53,6 @@ def test_rows_are_one_display_of_their_cell() -> None:
         ("first", "<pre>1 &lt; 2\nred</pre>", True),
         ("first", "", True),
     ]
-
-
-def test_what_is_done_in_a_moment_has_no_rows() -> None:
-    """A display that appears and goes at once only moves what is below it."""
-    publisher = Publisher()
-    one = cell("first", publisher)
-    one.set("a", "working")
-    one.set("a", "")
-    time.sleep(0.15)
-    assert publisher.published == []
 
 
 def test_a_kernel_that_takes_nothing_more_stops_nothing() -> None:
@@ -111,9 +100,3 @@ def test_output_is_printed_in_the_context_of_its_cell(monkeypatch: pytest.Monkey
         ("first", "[0] d\n"),
         ("second", "[0] half\n"),
     ]
-
-
-def test_outside_notebooks_there_is_no_cell() -> None:
-    """So that nothing changes for programs."""
-    assert this_cell() is None
-    assert rows_of(None) is None

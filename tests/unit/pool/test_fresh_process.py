@@ -26,33 +26,6 @@ def test_the_call_runs_in_the_process_that_follows(make: Make) -> None:
     assert [frame.kind for frame in fake(fresh).sent] == [Kind.FUNCTION, Kind.CALL]
 
 
-def test_a_call_for_one_rank_waits_for_that_rank(make: Make) -> None:
-    """Another worker does not get it, though it has nothing to do."""
-    pool = make(workers=2)
-    first, second = pool.workers
-    (task,) = pool.submit(pin=0)
-
-    pool.say(first, Frame(Kind.STALE, task.id))
-    pool.lose(first)
-
-    assert sent(second) == []
-    assert sent(pool.add(0, generation=1)) == [task.id]
-
-
-def test_it_may_be_said_after_the_last_answer(make: Make) -> None:
-    """The process had begun nothing of what it was sent since then: that runs in the next one, once."""
-    pool = make()
-    (worker,) = pool.workers
-    (first,) = pool.submit()
-    pool.finish(worker, first)
-    (second,) = pool.submit()
-
-    pool.say(worker, Frame(Kind.STALE, first.id))
-    pool.lose(worker, is_known=False)
-
-    assert sent(pool.add(0, generation=1)) == [second.id]
-
-
 def test_a_worker_that_does_not_end_is_ended(make: Make) -> None:
     """Its plugins have a while to leave; then it is killed. One that has ended is left alone."""
     pool = make(workers=2)
@@ -64,16 +37,3 @@ def test_a_worker_that_does_not_end_is_ended(make: Make) -> None:
     pool.time.pass_(GRACE_S + 1)
 
     assert pool.killed == [pool.workers[1]]
-
-
-def test_a_call_that_is_cancelled_meanwhile_is_not_run_again(make: Make) -> None:
-    """The caller has gone on."""
-    pool = make()
-    (task,) = pool.submit()
-    pool.say(pool.workers[0], Frame(Kind.STALE, task.id))
-
-    pool.dispatcher.cancel(task)
-    pool.lose(pool.workers[0])
-
-    assert sent(pool.add(0, generation=1)) == []
-    assert pool.told == [task.id]

@@ -146,16 +146,6 @@ def test_what_the_client_would_run_now_is_sent(program: dict[str, Any], change: 
         assert str(result(second, 2)) == str(fn(2)) != str(result(first, 2))
 
 
-def test_what_a_function_does_not_use_does_not_matter(program: dict[str, Any]) -> None:
-    """The same object is the function, whatever else the program does."""
-    functions = Functions()
-    first = functions.get(program["f"])
-
-    exec("unused = [1]; FACTOR = 3; NAMES.append('b'); NAMES.pop(); OTHER = helper", program)
-
-    assert functions.get(program["f"]) is first
-
-
 def test_equal_content_keeps_its_number(program: dict[str, Any]) -> None:
     """A value that was assigned anew and is equal is looked at, and nothing is sent."""
     functions = Functions()
@@ -310,22 +300,6 @@ def test_a_module_is_sent_again_when_it_is_loaded_again(local: Path, load: Calla
     assert second.number != first.number
     assert dict(second.files())["below_of_mine.py"] == b"VALUE = 22\n"
     assert functions.get(above.f) is second
-
-
-def test_another_function_of_an_edited_module_is_that_which_is_loaded(local: Path) -> None:
-    """Nodes get the content that goes with what was sent before, until the module is loaded again."""
-    written(local, "pair_of_mine", "def f(): return 1\ndef g(): return 1\n")
-    pair = importlib.import_module("pair_of_mine")
-    functions = Functions()
-    functions.get(pair.f)
-
-    written(local, "pair_of_mine", "def f(): return 22\ndef g(): return 22\n")
-
-    assert b"22" not in dict(functions.get(pair.g).files())["pair_of_mine.py"]
-    pair = reload("pair_of_mine")
-    old, new = functions.get(pair.g), functions.get(pair.f)
-    assert b"22" in dict(new.files())["pair_of_mine.py"]
-    assert b"22" in dict(old.files())["pair_of_mine.py"]
 
 
 def test_a_module_that_the_program_has_not_imported_is_compared_by_its_file(local: Path) -> None:

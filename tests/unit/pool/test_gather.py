@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from skyward._pool.background import Timers
-from skyward._pool.services import GatherCoordinator, refuse
+from skyward._pool.services import GatherCoordinator
 from skyward.errors import WireError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Connection, Frame
@@ -81,15 +81,6 @@ def meeting() -> Meeting:
     return Meeting()
 
 
-def test_large_values_stay_beside_the_pickle(meeting: Meeting) -> None:
-    """Each rank's buffers reach all, in their order."""
-    values = [[bytes([n]) * 2_000_000, bytearray(100_000)] for n in range(3)]
-    for rank, value in enumerate(values):
-        meeting.give(rank, value)
-
-    assert meeting.answers(0, 1, 2) == [values] * 3
-
-
 def test_a_late_rank_is_named_to_all(meeting: Meeting) -> None:
     """To those that wait when the time is up, and to the late one when it comes."""
     meeting.give(0)
@@ -102,28 +93,6 @@ def test_a_late_rank_is_named_to_all(meeting: Meeting) -> None:
     for text in meeting.answers(0, 1, 2):
         assert text.startswith("rank 1 (node 0) did not come within")
         assert text.endswith("while rank 0 (node 0), rank 2 (node 1) waited.")
-
-
-def test_a_gather_may_name_its_own_limit(meeting: Meeting) -> None:
-    """Counted from the first rank to come."""
-    meeting.give(0, timeout_s=5)
-    meeting.time.pass_(5)
-
-    assert "rank 1 (node 0), rank 2 (node 1) did not come" in meeting.answers(0)[0]
-
-
-def test_the_deadline_of_a_gather_ends_with_it(meeting: Meeting) -> None:
-    """It is not that of the next one, which begins later."""
-    for rank in range(3):
-        meeting.give(rank)
-    meeting.answers(0, 1, 2)
-    meeting.time.pass_(50)
-    meeting.give(0)
-    meeting.time.pass_(30)
-    meeting.give(1)
-    meeting.give(2)
-
-    assert meeting.answers(0, 1, 2) == [[None] * 3] * 3
 
 
 @pytest.mark.parametrize(
@@ -174,31 +143,3 @@ def test_a_rank_that_runs_again_is_out_of_step(meeting: Meeting) -> None:
 
     assert meeting.answers(0, 1) == ["rank 1 (node 0) was started anew in the middle of it, and is out of step with "
                                      "the others."] * 2  # fmt: skip
-
-
-def test_a_failure_is_final(meeting: Meeting) -> None:
-    """A rank that goes on after it is told the same at once."""
-    meeting.give(0)
-    meeting.coordinator.left(1, "has left.")
-    assert meeting.answers(0) == ["rank 1 (node 0) has left."]
-    meeting.give(0, name="again")
-
-    assert meeting.answers(0) == ["rank 1 (node 0) has left."]
-
-
-def test_a_rank_that_is_gone_keeps_no_answer_from_the_others(meeting: Meeting) -> None:
-    """Its connection is broken; theirs are not."""
-    meeting.give(0)
-    meeting.ranks[0].gone = True
-    meeting.give(1)
-    meeting.give(2)
-
-    assert meeting.answers(1, 2) == [[None] * 3] * 2
-
-
-def test_a_call_that_runs_alone_is_refused() -> None:
-    """At once, in the words it is given."""
-    rank = Rank(1)
-    refuse(rank.connection, rank.gather(3), "call it with @")
-
-    assert rank.answer() == "call it with @"

@@ -43,20 +43,6 @@ def test_a_generator_gives_its_items() -> None:
     assert sky.debug(cast(Any, items())) == [0, 1, 2]
 
 
-def test_it_is_on_the_only_node() -> None:
-    """For as long as it runs."""
-    info = sky.debug(place())
-    assert info is not None and (info.total_workers, info.is_head, len(info.peers)) == (1, True, 1)
-    assert sky.instance_info() is None
-
-
-def test_without_a_terminal_an_error_is_raised() -> None:
-    """As itself, at once; the place is left."""
-    with pytest.raises(ZeroDivisionError):
-        sky.debug(divide(0))
-    assert sky.instance_info() is None
-
-
 def test_what_is_no_call_is_refused() -> None:
     """With an example."""
     with pytest.raises(sky.errors.ConfigError, match=r"takes one call, as in sky.debug\(train\(10\)\)"):
@@ -65,9 +51,3 @@ def test_what_is_no_call_is_refused() -> None:
 
 def iter_of(count: int) -> Iterator[int]:
     yield from range(count)
-
-
-def test_what_cannot_be_sent_is_refused() -> None:
-    """It is no call for a node either."""
-    with pytest.raises(sky.errors.SerializationError):
-        sky.debug(add_to(cast(Any, iter_of(3)), 1))

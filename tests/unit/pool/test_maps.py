@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from skyward._pool.maps import BatchedMap, Sending, pays
+from skyward._pool.maps import BatchedMap, Sending
 from skyward._pool.task import Task
-from skyward.errors import SerializationError, WorkerLostError
+from skyward.errors import WorkerLostError
 from skyward.system import SimpleQueue
 from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker
@@ -100,14 +99,6 @@ def test_slow_calls_are_sent_alone() -> None:
     assert played.sizes == [20] * 8 + [1] * 152
 
 
-def test_large_items_are_sent_alone() -> None:
-    """Small ones beside them are not."""
-    large = np.zeros(100_000, dtype=np.uint8)
-    played = Played(len, [*["small"] * 30, large, large, *["small"] * 60], at_once=10**6)
-    assert played.run(slots=1) == [5] * 30 + [100_000] * 2 + [5] * 60
-    assert played.sizes.count(1) == 2
-
-
 def test_an_error_names_its_item_and_the_rest_is_stopped() -> None:
     """The item is the one that raised it."""
 
@@ -130,22 +121,3 @@ def test_a_lost_batch_names_the_items_it_may_be_of() -> None:
     with pytest.raises(WorkerLostError) as caught:
         played.run()
     assert caught.value.__notes__ == ["for one of the items 140 to 159 of the map, which ran together"]
-
-
-def test_what_cannot_be_pickled_is_told_as_of_a_call_and_nothing_is_sent() -> None:
-    """Before any item has gone."""
-    played = Played(same, [*range(100), (n for n in [1])])
-    with pytest.raises(SerializationError, match=r"Argument 1 of work\(\) \(a generator\) cannot be pickled"):
-        played.run()
-    assert played.sizes == []
-
-
-def test_when_batches_are_tried() -> None:
-    """With several times as many items as slots, and no generator function."""
-
-    def items(n: int) -> Any:
-        yield n
-
-    assert pays(same, 64, 2)
-    assert not pays(same, 63, 2)
-    assert not pays(items, 1000, 2)

@@ -13,21 +13,6 @@ from skyward.model.spec import Worker
 CANARY = "a-value-nobody-may-see"
 
 
-def test_ranks_are_numbered_over_all_nodes() -> None:
-    """Each is named with its node."""
-    assert Worker(per_node=2).rank_names(2) == {
-        0: "rank 0 (node 0)",
-        1: "rank 1 (node 0)",
-        2: "rank 2 (node 1)",
-        3: "rank 3 (node 1)",
-    }
-
-
-def test_processes_for_calls_are_one_rank() -> None:
-    """The first process of each node stands for it."""
-    assert Worker(executor="process", concurrency=3).rank_names(2) == {0: "node 0", 3: "node 1"}
-
-
 @pytest.mark.parametrize(
     ("worker", "slots", "per_instance"),
     [(Worker(concurrency=3), 6, 1), (Worker(per_node=2), 4, 2), (Worker(per_node=2, concurrency=3), 12, 2)],
@@ -37,13 +22,6 @@ def test_a_pool_knows_its_size(worker: Worker, slots: int, per_instance: int) ->
     pool = sky.ComputePool(sky.Local(), nodes=2, worker=worker)
 
     assert (pool.instance_count, pool.workers_per_instance, pool.total_slots) == (2, per_instance, slots)
-
-
-def test_plugins_see_the_ranks_in_the_plan() -> None:
-    """One per GPU is a number by then."""
-    pool = sky.ComputePool(sky.Local(), accelerator="A100:4", worker=Worker(per_node="gpu"))
-
-    assert pool._settings.cluster.spec.workers_per_node == 4
 
 
 def test_a_rank_per_gpu_needs_an_accelerator() -> None:

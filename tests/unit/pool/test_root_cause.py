@@ -7,11 +7,8 @@ import pickle
 import pytest
 
 from skyward._pool.collective.diagnosis import (
-    PATIENCE_S,
-    UNEXPLAINED_PATIENCE_S,
     Blame,
     Failure,
-    patience_s,
     root_cause,
 )
 from skyward._pool.task import Task
@@ -101,12 +98,6 @@ def test_a_process_that_ended_is_to_blame_before_all_that_was_raised() -> None:
     assert root_cause([noticed, own]) is own
 
 
-def test_the_first_of_equals_is_to_blame() -> None:
-    """In whatever order they are looked at."""
-    first, second = raised(ValueError("x"), rank=3, at=1.0), raised(ValueError("y"), rank=0, at=1.2)
-    assert root_cause([second, first]) is first
-
-
 def test_a_process_that_aborted_itself_follows_another() -> None:
     """Frameworks abort when a peer has gone (jax, status -6): any other cause is more likely."""
     aborted = lost(rank=0, at=1.0, signal=6)
@@ -123,12 +114,3 @@ def test_what_the_pool_stopped_is_told_as_that(reason: Exception) -> None:
     assert stopped.blame == Blame.STOPPED
     assert root_cause([raised(ValueError("x"), rank=1, at=1.0), stopped]) is stopped
     assert stopped.error() is reason
-
-
-def test_patience_depends_on_what_is_known() -> None:
-    """A sure cause is told at once; what a peer noticed waits a second for the cause; an end without reason longer."""
-    noticed = raised(RuntimeError(GLOO))
-    assert patience_s([lost(code=1)], unexplained=True) == 0.0
-    assert patience_s([noticed], unexplained=False) == PATIENCE_S[Blame.NOTICED] <= 1.0
-    assert patience_s([noticed, raised(ValueError("x"))], unexplained=False) == PATIENCE_S[Blame.RAISED] <= 0.1
-    assert patience_s([noticed], unexplained=True) == UNEXPLAINED_PATIENCE_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,7 +12,6 @@ import pytest
 
 import skyward as sky
 from skyward._pool.background import Timers
-from skyward._pool.code import bundle
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
@@ -109,15 +107,6 @@ def test_what_a_rank_noticed_gives_way_to_what_happened(clock: Timers) -> None:
     assert isinstance(wait(), WorkerLostError)
 
 
-def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Timers) -> None:
-    """Soon: the others, which hang, are not waited for."""
-    start = Start(clock, ranks=2, provision_timeout=300)
-    wait = start.enter(0, 1)
-    start.outcome(1).set_exception(NOTICED)
-
-    assert wait() is NOTICED
-
-
 def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> None:
     """Of a rank that waits for the late one it is said where."""
     start = Start(clock, ranks=3, provision_timeout=1.0)
@@ -134,20 +123,6 @@ def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> No
     assert "The plugins (mesh) were not set up on rank 0 (node 0), rank 2 (node 2) within 1 s." in str(error)
     assert "provision_timeout=" in str(error)
     assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/srv/mesh.py", line 7, in join' in str(error)
-
-
-def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Timers) -> None:
-    """The missing one is named; the other was there and waited."""
-    start = Start(clock, provision_timeout=1.0)
-    wait = start.enter(0, 1)
-    while not sent(start.workers[0], Kind.SETUP):
-        pass
-    head = encode({"name": "mesh: port", "round": 1, "timeout_s": None})
-    give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
-    text = str(wait())
-
-    assert "were not set up on rank 1 (node 1) within 1 s; rank 0 (node 0) waited there" in text
-    assert "gather('mesh: port')" in text
 
 
 def test_a_rank_that_fails_frees_those_that_gather(clock: Timers) -> None:
@@ -167,19 +142,6 @@ def test_a_rank_that_fails_frees_those_that_gather(clock: Timers) -> None:
     assert decode(answers[0].head)["error"] == "rank 1 (node 1) failed: no such device"
 
 
-def test_files_that_a_plugin_includes_are_sent(clock: Timers, tmp_path: Path) -> None:
-    """As those of the user's image are."""
-    (tmp_path / "module.py").write_text("x = 1")
-    plugin = PLUGIN.with_image_transform(lambda image, _: image.with_includes(str(tmp_path / "module.py")))
-    start = Start(clock, plugins=[plugin])
-    wait = start.enter(0, 1)
-    for rank in (0, 1):
-        start.outcome(rank).set_result(None)
-    assert wait() is None
-    (frame,) = sent(start.workers[0], Kind.CODE)
-    assert ("module.py", b"x = 1") in payload.loads(frame.head, frame.buffers)[0]
-
-
 def test_secrets_travel_with_the_set_up(clock: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the message's own head, before the plugins are unpickled, and in no plugin."""
     monkeypatch.setenv("FIRST_TOKEN", "one")
@@ -193,36 +155,6 @@ def test_secrets_travel_with_the_set_up(clock: Timers, monkeypatch: pytest.Monke
 
     assert decode(frame.head) == {"FIRST_TOKEN": "one", "SECOND_TOKEN": "two", "THIRD_TOKEN": "three"}
     assert not any(b"TOKEN" in bytes(buffer) for buffer in frame.buffers)
-
-
-def test_secrets_need_no_plugin(clock: Timers) -> None:
-    """A set-up without plugins is answered all the same."""
-    start = Start(clock, plugins=[], secrets={"TOKEN": "one"})
-    wait = start.enter(0, 1)
-    for rank in (0, 1):
-        start.outcome(rank).set_result(None)
-
-    assert wait() is None
-    assert [tuple(sent(worker, Kind.SETUP)[0].buffers) for worker in start.workers] == [(), ()]
-
-
-def test_only_what_the_image_has_is_not_sent(clock: Timers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of bake=True the included files are in the image, however large; modules that hooks stand in are not."""
-    (tmp_path / "hooks_of_a_baked_pool.py").write_text("def passed(fn):\n    return fn\n")
-    (tmp_path / "table.csv").write_text("1,2")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(bundle, "MAX_BYTES", 100)
-    (tmp_path / "large.bin").write_bytes(b"0" * 101)
-    hook = importlib.import_module("hooks_of_a_baked_pool").passed
-    image = sky.Image(includes=[str(tmp_path / "table.csv"), str(tmp_path / "large.bin")], bake=True)
-    start = Start(clock, plugins=[sky.Plugin.create("passing").with_decorator(hook)], image=image)
-    wait = start.enter(0, 1)
-    for rank in (0, 1):
-        start.outcome(rank).set_result(None)
-    assert wait() is None
-    (frame,) = sent(start.workers[0], Kind.CODE)
-
-    assert [name for name, _ in payload.loads(frame.head, frame.buffers)[0]] == ["hooks_of_a_baked_pool.py"]
 
 
 def test_what_is_to_be_baked_is_sent_where_there_is_no_image(clock: Timers, tmp_path: Path) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
-import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from skyward._pool.code import shared_arguments as module
 from skyward._pool.code.functions import Functions
 from skyward._pool.code.shared_arguments import Packed, SharedArguments, SharedValue, SharedValueIndex
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.task import Task
-from skyward.errors import SerializationError
 from skyward.runner.shared_values import Values
 from skyward.wire import payload
 from skyward.wire.messages import Kind
@@ -80,20 +75,6 @@ def test_what_was_used_least_recently_is_let_go_of_first() -> None:
     ]
 
 
-def test_what_a_call_needs_is_never_let_go_of() -> None:
-    """A value beyond the whole budget stays while calls that need it are on the worker."""
-    worker, huge, small = make_worker(0), value(1000, "huge"), value(10, "small")
-    worker.shared = SharedValueIndex(50)
-    task = post(worker, 1, huge)
-    post(worker, 2, small)
-    assert all(kind != Kind.FORGET for kind, _ in sent(worker))
-
-    task.resolve(error=RuntimeError())
-    post(worker, 3, value(60, "third"))
-
-    assert (Kind.FORGET, huge.digest) in sent(worker)
-
-
 # packing -------------------------------------------------------------------------------------------------------------
 
 
@@ -138,16 +119,6 @@ def test_functions_may_write_into_what_joblib_would_not_map(size: int, monkeypat
     assert np.shares_memory(first, second) == (size >= 131_072)
 
 
-def test_arrays_of_objects_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """joblib maps no such arrays, so that functions may write into them however large they are."""
-    packed = series().pack(len, (np.array(["a", "b"] * 100_000, dtype=object),), "f")
-
-    (first,), (second,) = unpacked(packed, monkeypatch), payload.loads(packed.data, packed.buffers)[0]
-    first[0] = "changed"
-
-    assert second[0] == "a"
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -171,20 +142,6 @@ def test_all_kinds_of_arrays_come_back_as_they_were(array: Any, monkeypatch: pyt
     assert type(got) is type(array)
     assert got.dtype == array.dtype
     np.testing.assert_array_equal(got, array)
-
-
-def test_data_frames_share_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call has a frame of its own over the shared columns."""
-    frame = pd.DataFrame({"x": np.arange(100_000.0), "n": np.arange(100_000), "t": [f"t{i}" for i in range(100_000)]})
-    packs = series()
-
-    packed = packs.pack(len, (frame,), "f")
-
-    assert len(packed.data) + sum(memoryview(b).nbytes for b in packed.buffers) < 100_000
-    (got,) = unpacked(packed, monkeypatch)
-    pd.testing.assert_frame_equal(got, frame)
-    again = packs.pack(len, (frame,), "f")
-    assert {entry.digest for entry in again.values} == {entry.digest for entry in packed.values}
 
 
 def test_what_is_changed_later_is_not_sent() -> None:
@@ -222,20 +179,6 @@ def test_a_large_array_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(looked) == 3
 
 
-def test_snapshots_nobody_needs_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generator of large arrays does not fill the client's memory; the one that all calls share stays."""
-    monkeypatch.setattr(module, "BUDGET", 5_000_000)
-    common, packs = np.arange(300_000.0), series()
-    for number in range(150):
-        packs.pack(len, (common, np.full(150_000, float(number))), "f")
-
-    kept = [seen.value.nbytes for seen in packs._large.values()]
-
-    assert len(kept) < 90
-    monkeypatch.setattr(SharedValue, "of", lambda _obj: pytest.fail("the common array was looked at again"))
-    packs.pack(len, (common,), "f")
-
-
 def test_local_modules_of_arguments_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions and classes in the arguments may stand in files beside the user's program."""
     (tmp_path / "estimators_of_mine.py").write_text("import helper_of_mine\n\nclass Estimator:\n    pass\n")
@@ -250,33 +193,3 @@ def test_local_modules_of_arguments_are_sent(tmp_path: Path, monkeypatch: pytest
     assert packed.function.name == "fit"
     assert packed.function.bundle is not None
     assert [name for name, _ in packed.function.bundle.files] == ["estimators_of_mine.py", "helper_of_mine.py"]
-
-
-def test_the_function_is_made_once_for_each_name_and_set_of_modules() -> None:
-    """Numbers are unique in a pool, also beside ordinary functions."""
-    functions = Functions()
-    first, second = SharedArguments(functions, lambda _p: Future()), SharedArguments(functions, lambda _p: Future())
-
-    numbers = [
-        first.pack(len, (1,), "f").function.number,
-        second.pack(len, (2,), "f").function.number,
-        functions.get(max).number,
-        second.pack(len, (2,), "g").function.number,
-    ]
-
-    assert numbers == [1, 1, 2, 3]
-
-
-def test_what_cannot_be_pickled_is_named() -> None:
-    """The error calls the function by the user's name for it."""
-    with pytest.raises(SerializationError, match=r"An argument of f\(\) cannot be pickled"):
-        series().pack(len, ([np.zeros(10_000), threading.Lock()],), "f")
-
-
-def test_a_value_is_pickled_with_protocol_5() -> None:
-    """The memory of an array stays out of its pickle."""
-    entry = SharedValue.of(np.zeros(100_000))
-
-    assert len(entry.head) < 1000
-    assert [len(buffer) for buffer in entry.buffers] == [800_000]
-    assert pickle.loads(entry.head, buffers=entry.buffers).shape == (100_000,)

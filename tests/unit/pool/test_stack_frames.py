@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyward._pool.collective.diagnosis import (
-    Failure,
-    FailureReport,
     StackFrame,
     excerpt,
-    first_line,
     grouped,
     of_dump,
-    of_failures,
     of_record,
 )
-from skyward._pool.task import Task
-from skyward.errors import WorkerLostError
 from skyward.model.instance import CODE_DIR
 from skyward.wire.exceptions import Record
-from tests.unit.pool.fakes import FUNCTION, error
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -33,15 +26,6 @@ def test_the_users_innermost_lines_and_the_call_they_wait_in_are_excerpt() -> No
     assert "wrapper" not in text
     assert text.splitlines()[:2] == ['  File "/home/u/train.py", line 3, in step3', "    call 3"]
     assert text.splitlines()[-1] == "    work.wait()"
-
-
-def test_a_line_that_is_both_is_shown_once() -> None:
-    assert excerpt([StackFrame("/home/u/train.py", 1, "train", "sock.recv(1)")]).count("train.py") == 1
-
-
-def test_a_stack_without_lines_of_the_users_is_not_empty() -> None:
-    """A hook of a package that waits while it is set up."""
-    assert "all_reduce" in excerpt([StackFrame(TORCH, 72, "wrapper", ""), StackFrame(TORCH, 3252, "all_reduce", "")])
 
 
 def test_modules_from_the_client_have_the_path_they_have_there() -> None:
@@ -80,32 +64,3 @@ def test_ranks_that_share_a_place_are_named_together() -> None:
     """Sixty ranks in one all_reduce are one paragraph."""
     accounts = [(f"rank {n}", "had returned." if n == 2 else "was here:\n  x") for n in range(4)]
     assert grouped(accounts) == "rank 0, rank 1, rank 3 was here:\n  x\nrank 2 had returned."
-
-
-def test_a_long_text_is_cut() -> None:
-    record = Record("builtins.RuntimeError", "z" * 1000 + "\nmore", "", True)
-    assert first_line(record) == "RuntimeError: " + "z" * 200 + "..."
-
-
-def test_an_error_of_the_users_own_keeps_its_text() -> None:
-    """What skyward has to say stands in its notes; in errors of skyward's own it is part of the message."""
-    task = Task(1, FUNCTION, b"", (), None, 0)
-    names = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
-
-    def failure_report(failure: Failure) -> BaseException:
-        return of_failures(FailureReport("work", names, [failure], (1,), {}, {}))
-
-    users = failure_report(Failure.of(0, 1.0, task, error(task, KeyError("k"))))
-    assert (type(users), str(users)) == (KeyError, "'k'")
-    assert "rank 1 (node 1) had returned." in "\n".join(users.__notes__)
-
-    ours = failure_report(Failure.of(0, 1.0, task, WorkerLostError("it ended.", node=0, rank=0)))
-    assert str(ours).startswith("it ended.\nrank 0 (node 0) failed first")
-    assert "rank 1 (node 1) had returned." in str(ours)
-
-
-def test_a_rank_whose_agent_tells_nothing_has_no_places() -> None:
-    """An agent that does not answer in time leaves an empty text; found by the simulator (seed 530)."""
-    assert of_dump("") == []
-    found = FailureReport("work", {0: "rank 0 (node 0)"}, [], (), {}, {0: ""})
-    assert found.accounts() == "rank 0 (node 0) did not answer; it was in code that holds the interpreter's lock."

@@ -14,7 +14,6 @@ from skyward._pool.calls import CallFuture, Latch
 from skyward._pool.task import Task
 from skyward.errors import (
     PoolClosedError,
-    RemoteTraceback,
     SerializationError,
     SkywardError,
     TaskCancelledError,
@@ -22,27 +21,12 @@ from skyward.errors import (
 )
 from skyward.system import process_end
 from skyward.wire.frames import Frame
-from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.fakes import FUNCTION, error, result
 
 
 def task(number: int = 1, *, timeout: float | None = None) -> Task:
     return Task(number, FUNCTION, b"arguments", (b"buffer",), timeout, 0)
-
-
-def test_the_message_of_a_call() -> None:
-    """It names the function by number; only calls with a time limit ask to be told of their start."""
-    assert task(7).call_frame() == Frame(Kind.CALL, 7, CALL_HEAD.pack(1, 0) + b"arguments", (b"buffer",))
-    assert task(7, timeout=2).call_frame().head[: CALL_HEAD.size] == CALL_HEAD.pack(1, WANT_STARTED)
-
-
-def test_a_copy_shares_the_payload() -> None:
-    """A broadcast serialises once."""
-    one = task(1, timeout=3)
-    other = one.copy(2)
-    assert (other.id, other.timeout) == (2, 3)
-    assert other.data is one.data
-    assert other.buffers is one.buffers
 
 
 def test_of_two_outcomes_the_first_counts() -> None:
@@ -66,33 +50,6 @@ def test_of_two_outcomes_the_first_counts() -> None:
                 attempt.result()
         assert told == [one]
         assert (one.frame is None) != (one.error is None)
-
-
-def test_the_payload_is_let_go_with_the_outcome() -> None:
-    """A large argument is not kept for as long as its result."""
-    one = task()
-    one.resolve(result(one))
-    assert (one.data, one.buffers) == (b"", ())
-
-
-def test_an_exception_has_its_remote_traceback_as_cause() -> None:
-    """And a note that names the function and the node."""
-    one = task()
-    one.place = "node 3"
-    one.resolve(error(one, ZeroDivisionError("division by zero")))
-    assert one.failed
-    with pytest.raises(ZeroDivisionError) as caught:
-        one.value()
-    assert isinstance(caught.value.__cause__, RemoteTraceback)
-    assert caught.value.__notes__ == ["raised by work() on node 3"]
-
-
-def test_a_returned_exception_is_a_value() -> None:
-    """Returning is not raising."""
-    one = task()
-    one.resolve(result(one, KeyError("k")))
-    assert not one.failed
-    assert isinstance(one.value(), KeyError)
 
 
 def test_a_result_that_cannot_be_loaded_here_says_whose_it_is() -> None:
@@ -137,11 +94,6 @@ def test_a_latch_opens_with_the_first_failure() -> None:
     first.resolve(result(first))
     latch.wait()
     assert latch.first_failed is second
-
-
-def test_a_latch_for_nothing_is_open() -> None:
-    """Waiting for no tasks ends at once."""
-    Latch(0).wait()
 
 
 def test_cancelling_a_future_stops_its_call() -> None:
@@ -201,17 +153,3 @@ def test_an_error_that_nobody_asks_for_is_told_once_when_its_future_is_dropped(m
     assert dropped(LookupError("nothing there"), look) == []
     assert dropped(LookupError("nothing there"), CallFuture.cancel) == []
     assert dropped(PoolClosedError("closed"), nothing) == []
-
-
-def test_a_future_raises_what_the_function_raised() -> None:
-    """As itself, from `result()` as from `exception()`."""
-    future: CallFuture[object] = CallFuture("f", lambda: None, Callbacks())
-    one = task()
-    one.on_done(future.take)
-    assert repr(future) == "<future of f(): not done>"
-    one.resolve(error(one, LookupError("nothing there")))
-    assert repr(future) == "<future of f(): failed>"
-    assert isinstance(future.exception(0), LookupError)
-    with pytest.raises(LookupError, match="nothing there"):
-        future.result(0)
-    assert repr(future) == "<future of f(): failed>"
