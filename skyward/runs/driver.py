@@ -32,7 +32,7 @@ from skyward.records.run import (
     note,
     write_json,
 )
-from skyward.runs.program import Ended, block_signals, run_program
+from skyward.runs.program import Ended, run_program
 
 STARTED = "started"
 CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container
@@ -209,7 +209,6 @@ def main(folder: Path) -> int:
             from skyward.runs.keys import held_keys
             from skyward.ssh.connection import read_handed
 
-            block_signals()
             with held_keys(list(read_handed(folder).values()), record):
                 return _drive_packed(folder, record, words)
         return _drive_packed(folder, record, words)

@@ -32,6 +32,7 @@ from skyward.records import journal
 from skyward.records.run import watch_down
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_TYPED = (signal.SIGINT, signal.SIGQUIT)  # keys of a terminal
 OUTPUT_BYTES = 1 << 30  # kept of a program's output; the oldest is removed first
 _CHUNK = 64 * 1024
 _SMALL = 4096  # bytes; smaller reads pause for _GATHER_S to collect more: unbuffered programs print single characters
@@ -88,16 +89,21 @@ def run_program(
     Raises:
         ConfigError: it cannot be started.
     """
-    before = block_signals()
-    try:
-        outputs = _Outputs(folder, foreground)
-        process = _spawn(command, outputs, directory, environment, foreground, before - {*PASSED})
-        watch_down(folder, partial(_end, process, foreground))
-        threading.Thread(target=_pass_signals, args=(process, outputs), name="signals", daemon=True).start()
-        on_start()
-        outputs.follow(process)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    outputs = _Outputs(folder, foreground)
+    process = _spawn(command, outputs, directory, environment, foreground)
+
+    def pass_on(number: int, _: object) -> None:
+        if number == signal.SIGWINCH:
+            outputs.resize()
+        if number not in _TYPED or not (foreground and os.isatty(0)):  # the terminal has sent it to the program as well
+            process.send_signal(number)
+
+    for number in (*PASSED, signal.SIGWINCH):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, pass_on)
+    watch_down(folder, partial(_end, process, foreground))
+    on_start()
+    outputs.follow(process)
     status = process.returncode
     reason = f"ended by {signal.Signals(-status).name}" if status < 0 else None
     return Ended(status if status >= 0 else 128 - status, outputs.problem or reason)
@@ -108,11 +114,6 @@ def _end(process: subprocess.Popen[bytes], foreground: bool, number: int) -> Non
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-
-
-def block_signals() -> set[int | signal.Signals]:
-    """Block the signals to be passed on, in this thread and in those started later; return the previous mask."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED, signal.SIGWINCH))
 
 
 class _Outputs:
@@ -217,12 +218,10 @@ def _spawn(
     directory: Path | None,
     environment: Mapping[str, str] | None,
     foreground: bool,
-    mask: set[int | signal.Signals],
 ) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if libc is not None:  # if this process is killed, the program is asked to end
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -242,27 +241,6 @@ def _spawn(
     finally:
         for each in outputs.given:
             os.close(each)
-
-
-def _pass_signals(process: subprocess.Popen[bytes], outputs: _Outputs) -> None:
-    """Pass on signals that this process receives, except those a terminal sends to the whole process group."""
-    while True:
-        number, by_terminal = _next_signal((*PASSED, signal.SIGWINCH))
-        if number == signal.SIGWINCH:
-            outputs.resize()
-        elif by_terminal:
-            continue
-        process.send_signal(number)
-
-
-def _next_signal(numbers: Sequence[int]) -> tuple[int, bool]:
-    """Wait for a signal; return its number, and whether a terminal sent it."""
-    if sys.platform == "darwin":  # it does not report senders: assume a terminal for what one can send
-        number = signal.sigwait(numbers)
-        return number, number in (signal.SIGINT, signal.SIGQUIT)
-    else:  # noqa: RET505 - lets type checkers tell the systems apart
-        info = signal.sigwaitinfo(numbers)
-        return info.si_signo, info.si_code > 0  # sent by the kernel
 
 
 def write_all(target: int, data: bytes) -> None:
