@@ -17,7 +17,7 @@ from skyward._pool.config import PoolConfig
 from skyward._version import __version__
 from skyward.errors import PoolError, WireError
 from skyward.nodes.node import Launch
-from skyward.records.kept_pool import Holder, KeptNode, KeptPool, PoolLock, pool_folder
+from skyward.records.kept_pool import KeptNode, KeptPool, PoolLock, pool_folder
 from skyward.system import threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import Kind, decode, encode
@@ -92,7 +92,7 @@ class NamedPool:
         if self.name in _held:
             raise PoolError(f"This process has pool {self.name!r} open already; a pool is one client's at a time.")
         now = time.strftime("%H:%M:%S")
-        holder = Holder(pid=os.getpid(), program=Path(sys.argv[0] or "python").name, since=now)
+        holder = f"{Path(sys.argv[0] or 'python').name} (process {os.getpid()}, since {now})"
         if not self._try(holder):
             other = self._lock.holder() or "another client"
             if not self._share:
@@ -102,7 +102,7 @@ class NamedPool:
         self._holds = True
         _held.add(self.name)
 
-    def _try(self, holder: Holder) -> bool:
+    def _try(self, holder: str) -> bool:
         """Try to lock the name without waiting for a client that uses it."""
         for _ in range(_LOOKS):
             if self._lock.acquire(wait=False, holder=holder):

@@ -19,21 +19,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from skyward.builder.folders import sweep
 from skyward.cli.output import show_table
-from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options, ssh_hosts
+from skyward.cli.places import Place, ask_all, forget, identifiers, place_options, ssh_hosts
 from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
 from skyward.errors import ConfigError, HostLostError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
-from skyward.records.run import GRACE_S, RunFacts, folder_of, local_runs, note
+from skyward.records.run import GRACE_S, RunFacts, folder_of, note
 from skyward.runs.find import Run, find_run, list_runs
 from skyward.runs.follow import Losses, stop
 from skyward.runs.keys import remove_key
@@ -102,19 +101,14 @@ def command(
             click.echo("no pool and no detached run was found", err=True)
         _agree(chosen, runs, told, is_agreed=is_agreed)
         _end_runs([run.record.id for run, _ in runs], hosts, told)
-        chosen = [each for each in chosen if _is_there(each)] if runs else chosen
     for each in chosen:
         _end(each, told)
-    for name, pool in named.items():
-        if name in pools and all(each.pool != pool for each in chosen):
-            told.absence(name, kept_at(pool))
+    absent = [name for name, pool in named.items() if name in pools and all(each.pool != pool for each in chosen)]
+    for name in absent:
+        told.say(f"There is no pool or run named {name}.", "absent", is_error=True, pool=name)
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
-    if told.absent:
-        told.suggest(
-            [*(each.pool for each in found), *(run.record.id for run in local_runs(ended=True)), *names_of_pools()]
-        )
-    return int(bool(told.absent))
+    return int(bool(absent))
 
 
 def _check(pools: Sequence[str], everything: bool, *, belongs_to_all: bool) -> None:
@@ -138,17 +132,11 @@ def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:
 def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
     """Return the pools that `--all` means: this user's, or with `everyone` those of all users."""
     user = current_user()
-    chosen = [each for each in found if everyone or each.user == user]
-    told.spare([each for each in found if each not in chosen], user)
-    return chosen
-
-
-def _is_there(found: Found) -> bool:
-    """Return whether any part of a pool is left after its run has ended; True if its place cannot be queried."""
-    try:
-        return any(each["pool"] == found.pool for each in found.place.find())
-    except SkywardError:
-        return True
+    for each in [] if everyone else found:
+        if each.user != user:
+            text = f"pool {each.pool} is not known to be of {user} and left alone (--everyone)"
+            told.say(text, "spared", is_error=True, pool=each.pool, where=each.place.name, user=each.user)
+    return [each for each in found if everyone or each.user == user]
 
 
 def _agree(chosen: Sequence[Found], runs: Sequence[tuple[RunFacts, str]], told: _Told, *, is_agreed: bool) -> None:
@@ -185,7 +173,8 @@ def _end(found: Found, told: _Told) -> None:
         told.failure(what, error, pool=found.pool, where=found.place.name)
     else:
         forget(found.pool)
-        told.end(found)
+        text = f"pool {found.pool}: {_count(found.nodes, 'node')} ended at {found.place.name}"
+        told.say(text, "ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
 
 
 def _count(number: int, noun: str) -> str:
@@ -198,48 +187,18 @@ class _Told:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.failures: list[str] = []
-        self.absent: list[str] = []  # names for which nothing was found
 
-    def end(self, found: Found) -> None:
+    def say(self, text: str, event: str, *, is_error: bool = False, **about: Any) -> None:
+        """Print an event: as a line, or as a JSON object."""
         if self.as_json:
-            _say("ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
+            click.echo(json.dumps({"event": event, **about}, ensure_ascii=False))
         else:
-            click.echo(f"pool {found.pool}: {_count(found.nodes, 'node')} ended at {found.place.name}")
+            click.echo(text, err=is_error)
 
-    def spare(self, others: Sequence[Found], user: str) -> None:
-        if self.as_json:
-            for each in others:
-                _say("spared", pool=each.pool, where=each.place.name, user=each.user)
-        elif others:
-            are = "is" if len(others) == 1 else "are"
-            text = f"{_count(len(others), 'pool')} {are} not known to be of {user} and left alone (--everyone)"
-            click.echo(text, err=True)
-
-    def suggest(self, known: Sequence[str]) -> None:
-        """Suggest existing names that are close to those for which nothing was found."""
-        close = sorted({near for name in self.absent for near in get_close_matches(name, known)})
-        if not self.as_json:
-            meant = f"Did you mean {' or '.join(close)}?" if close else "`skyward ps` shows what there is."
-            click.echo(meant, err=True)
-
-    def absence(self, pool: str, kept_at: str) -> None:
-        self.absent.append(pool)
-        if self.as_json:
-            _say("absent", pool=pool)
-        else:
-            text = f"There is no pool or run named {pool}."
-            if kept_at:
-                text = f"There is no pool {pool} here: it is kept on {kept_at}. Name that place with --at."
-            click.echo(text, err=True)
-
-    def failure(self, what: str, error: SkywardError, **about: str | None) -> None:
+    def failure(self, what: str, error: SkywardError, **about: Any) -> None:
         self.failures.append(f"{what}: {error}")
         if self.as_json:
-            _say("error", **about, kind=type(error).__name__, message=str(error))
-
-
-def _say(event: str, **about: Any) -> None:
-    click.echo(json.dumps({"event": event, **about}, ensure_ascii=False))
+            self.say("", "error", kind=type(error).__name__, message=str(error), **about)
 
 
 def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> list[str]:
@@ -253,7 +212,7 @@ def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> li
             found = _find(name, hosts)
             pools += [name] if found is None else _end_run(found, printer, told)
         except SkywardError as error:
-            if not (isinstance(error, HostLostError) and _end_unheard(name, printer, told)):
+            if not (isinstance(error, HostLostError) and _end_unheard(name, told)):
                 told.failure(f"run {name} could not be ended", error, run=name)
     return pools
 
@@ -281,7 +240,7 @@ def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[tuple[Run
     return [(run, where) for run, where in runs if user in (None, run.record.user)]
 
 
-def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
+def _end_unheard(name: str, told: _Told) -> bool:
     """End the rented machines of a run whose driver's machine does not answer; return whether it has any."""
     facts = RunFacts.of(folder_of(name))
     if facts is None or (record := facts.record).rented is None:
@@ -290,10 +249,8 @@ def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
 
     end_rented(record.rented)
     note(folder_of(name), "collected")
-    if told.as_json:
-        printer.event("ended", where=record.place, state="killed", status=None)
-    else:
-        click.echo(f"run {name} ended at {record.place}, which did not answer: its machines are given back")
+    text = f"run {name} ended at {record.place}, which did not answer: its machines are given back"
+    told.say(text, "ended", run=name, where=record.place, state="killed", status=None)
     return True
 
 
@@ -308,12 +265,11 @@ def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
         was_killed = facts.phase == "killed" or (not before.is_final and facts.status == _KILLED)
         if facts.phase == "killed" and run.is_known_here and run.there is not None:
             remove_key(run.there.host, run.name)  # its driver could not
-        if told.as_json:
-            printer.event("ended", where=where, state="killed" if was_killed else facts.phase, status=facts.status)
-        elif before.is_final:
-            click.echo(f"run {run.name} had ended before at {where} ({facts.state})")
-        else:
-            click.echo(f"run {run.name} ended at {where}{' (killed)' if was_killed else ''}")
+        text = f"run {run.name} ended at {where}{' (killed)' if was_killed else ''}"
+        if before.is_final:
+            text = f"run {run.name} had ended before at {where} ({facts.state})"
+        phase = "killed" if was_killed else facts.phase
+        told.say(text, "ended", run=run.name, where=where, state=phase, status=facts.status)
         rented = facts.record.rented
         if rented is None or not run.is_known_here:
             return list(facts.pools)

@@ -6,7 +6,6 @@ With `--json` `forward` prints one object: `{"event": "forward", "pool", "node",
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -198,22 +197,17 @@ def forward(target: str, port: int, local: int | None, as_json: bool, places: Se
     but this machine's users reaches the port here.
     """
     found = find_node(places, target)
-    with closing(_listen(port if local is None else local, port)) as listener:
+    with closing(_listen(port if local is None else local)) as listener:
         return _forward(found, port, listener, as_json)
 
 
-def _listen(local: int, port: int) -> socket.socket:
+def _listen(local: int) -> socket.socket:
     try:
         return socket.create_server((_LOOPBACK, local), backlog=_WAITING)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            same = (
-                " A node that shares this machine's network may itself be what listens there." if local == port else ""
-            )
-            raise ConfigError(
-                f"Port {local} of {_LOOPBACK} is in use; say --local PORT, or --local 0.{same}"
-            ) from error
-        raise ConfigError(f"Port {local} of {_LOOPBACK} is unavailable ({error.strerror}): say --local.") from error
+        raise ConfigError(
+            f"Port {local} of {_LOOPBACK} is unavailable ({error.strerror}): say --local PORT, or --local 0."
+        ) from error
 
 
 def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bool) -> int:

@@ -129,8 +129,7 @@ def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:
 def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource] | SkywardError]]:
     """Query all places in parallel; yield what exists at each, or the error that prevented the query.
 
-    Places that only records name may be unreachable by now, and are not waited for as long. They may also be others
-    by another name or with another key: what was found before is left out.
+    Places that only records name may be unreachable by now, and are not waited for as long.
     """
     answers = [Future[Sequence[Resource]]() for _ in places]
 
@@ -143,21 +142,13 @@ def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource]
     for place, answer in zip(places, answers, strict=True):
         threading.Thread(target=ask, args=(place, answer), name="skyward-ask", daemon=True).start()
     until = time.monotonic() + _RECORDED_S
-    seen = set[tuple[str, int, str]]()
     for place, answer in zip(places, answers, strict=True):
         try:
-            found = answer.result(max(0.0, until - time.monotonic()) if place.is_recorded else None)
-            new = [each for each in found if not place.is_recorded or _identity(each) not in seen]
-            seen |= {_identity(each) for each in new}
-            yield place, new
+            yield place, answer.result(max(0.0, until - time.monotonic()) if place.is_recorded else None)
         except TimeoutError:
             yield place, ProviderError(f"There was no answer within {_RECORDED_S:g} s.")
         except SkywardError as error:
             yield place, error
-
-
-def _identity(each: Resource) -> tuple[str, int, str]:
-    return each["pool"], each["node"], each["name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +248,6 @@ def identifiers(pools: Iterable[str]) -> dict[str, str]:
     """Return the identifiers of pools, by the identifiers or names that a person uses."""
     names = {record.name: record.pool for _, record in pool_records()}
     return {pool: names.get(pool, pool) for pool in pools}
-
-
-def names_of_pools() -> list[str]:
-    """Return the names of this user's pools that have one."""
-    return [record.name for _, record in pool_records()]
-
-
-def kept_at(pool: str) -> str:
-    """Return the provider that still keeps a named pool, according to its record; "" if none does."""
-    now = time.time()
-    return next((r.provider for _, r in pool_records() if r.pool == pool and (r.until is None or r.until > now)), "")
 
 
 def forget(pool: str) -> None:

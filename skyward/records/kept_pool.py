@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -87,24 +86,6 @@ class KeptPool:
         return replace(self, nodes=tuple(sorted((*others, node), key=lambda each: each.index)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The process that holds a pool.
-
-    Attributes:
-        pid: process ID.
-        program: the program it runs.
-        since: when it acquired the pool, as a time of day.
-    """
-
-    pid: int
-    program: str
-    since: str
-
-    def __str__(self) -> str:
-        return f"{self.program} (process {self.pid}, since {self.since})"
-
-
 class PoolLock:
     """A lock on a pool's name. The kernel releases it when the process ends, for whatever reason.
 
@@ -116,55 +97,38 @@ class PoolLock:
         self._folder = folder
         self._handle: int | None = None
 
-    def acquire(self, *, wait: bool, holder: Holder | None = None) -> bool:
+    def acquire(self, *, wait: bool, holder: str = "") -> bool:
         """Acquire the lock; return False if another client holds it and `wait` is false.
 
         Args:
             wait: whether to block until it is free; Ctrl-C interrupts that.
-            holder: details written for other clients to read; None for a brief lock.
+            holder: who this is, for other clients to read; "" for a brief lock.
         """
-        while True:
-            try:
-                self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise PoolError(
-                    f"Pool {self._folder.name!r} cannot be kept: its record is in {self._folder.parent}, which cannot "
-                    f"be written to ({error.strerror}). Set HOME or XDG_STATE_HOME to a directory of yours."
-                ) from error
-            try:
-                handle = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            except FileNotFoundError:
-                continue  # the pool has just been removed
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                if self._is_current(handle):
-                    break
-            except BlockingIOError:
-                os.close(handle)
+        try:
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise PoolError(
+                f"Pool {self._folder.name!r} cannot be kept: its record is in {self._folder.parent}, which cannot "
+                f"be written to ({error.strerror}). Set HOME or XDG_STATE_HOME to a directory of yours."
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BaseException as error:
+            os.close(handle)
+            if isinstance(error, BlockingIOError):
                 return False
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)  # its pool was removed during the wait
+            raise
         self._handle = handle
-        if holder is not None:
+        if holder:
             os.truncate(handle, 0)
-            os.pwrite(handle, json.dumps(asdict(holder)).encode(), 0)
+            os.pwrite(handle, holder.encode(), 0)
         return True
 
-    def _is_current(self, handle: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(handle), (self._folder / "lock").stat())
-        except FileNotFoundError:
-            return False
-
-    def holder(self) -> Holder | None:
-        """Return the process that holds the pool, None if that cannot be read at present."""
-        try:
-            return Holder(**json.loads((self._folder / "lock").read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None
+    def holder(self) -> str:
+        """Return who holds the pool; "" if that is not known."""
+        return (self._folder / "lock").read_text(errors="replace")
 
     def release(self) -> None:
         """Release the lock so that the next client can acquire it."""
@@ -179,8 +143,8 @@ class PoolLock:
             os.close(handle)
 
     def remove(self) -> None:
-        """Remove the pool's directory while this process holds the lock; the next client creates it again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove the pool's record while this process holds the lock. The lock itself stays, for those that wait."""
+        (self._folder / "pool.json").unlink(missing_ok=True)
 
 
 def pool_folder(name: str) -> Path:

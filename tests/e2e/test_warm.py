@@ -257,7 +257,7 @@ def test_the_time_that_it_is_kept_is_over(run: Run, kind: str) -> None:
     wait_until(lambda: is_gone(kind, first["pool"]), PATIENCE_S)
     with sky.ComputePool(sky.Local()):
         assert not left_directories(first["pool"])
-        assert not pool_folder("warm").exists()
+        assert not (pool_folder("warm") / "pool.json").exists()
 
 
 def test_without_keep_the_pool_ends(run: Run, kind: str) -> None:
@@ -267,7 +267,7 @@ def test_without_keep_the_pool_ends(run: Run, kind: str) -> None:
     assert agents(last) == agents(first)
     assert is_gone(kind, first["pool"])
     assert not left_directories(first["pool"])
-    assert not pool_folder("warm").exists()
+    assert not (pool_folder("warm") / "pool.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["Local"], indirect=True)
@@ -293,7 +293,7 @@ def test_skyward_down(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["down", "warm"]) == 0
     assert is_gone(kind, first["pool"])
     assert not left_directories(first["pool"])
-    assert not pool_folder("warm").exists()
+    assert not (pool_folder("warm") / "pool.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["Docker"], indirect=True)
@@ -314,7 +314,7 @@ def test_over_ssh(run: Run, site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     assert is_untouched(third["found"])
     pools = Path.home() / ".cache" / "skyward" / "pools"
     assert main(["down", "warm", "--at", f"ssh://{host}?key={site.key}&known_hosts={known}"]) == 0
-    assert not pool_folder("warm").exists()
+    assert not (pool_folder("warm") / "pool.json").exists()
     last = run("four", nodes=1, keep=1, provider=provider).ends()
     assert last["pool"] != first["pool"]
     ended = [each["pool"] for each in (first, third, last)]
@@ -361,4 +361,4 @@ def test_a_client_killed_at_any_call_of_taking_over_and_leaving(run: Run, kind: 
     assert main(["down", "warm"]) == 0
     assert all(is_gone(kind, pool) for pool in (*pools, last["pool"]))
     assert not [path for pool in pools for path in left_directories(pool)]
-    assert not list((tmp_path / "state" / "skyward" / "pools").iterdir())
+    assert not list((tmp_path / "state" / "skyward" / "pools").glob("*/pool.json"))

@@ -69,12 +69,10 @@ def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_pool_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, since a name may be misspelt; those that come close are named."""
-    assert main(["down", "deadbeef"]) == 1
-    assert capsys.readouterr().err.startswith("There is no pool or run named deadbeef.\n")
+    """Exit status 1, since a name may be misspelt; the beginning of one ends nothing."""
     with sky.ComputePool(sky.Local(), display="quiet") as pool:
         assert main(["down", pool.id[:-1]]) == 1
-        assert f"Did you mean {pool.id}" in capsys.readouterr().err
+        assert f"There is no pool or run named {pool.id[:-1]}.\n" in capsys.readouterr().err
         assert main(["ps"]) == 0
         assert pool.id in capsys.readouterr().out
 
@@ -175,7 +173,10 @@ def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture
     assert ended == ["mine"]
     said = capsys.readouterr()
     assert said.out == "pool mine: 2 nodes ended at docker\n"
-    assert said.err == f"2 pools are not known to be of {current_user()} and left alone (--everyone)\n"
+    assert said.err == "".join(
+        f"pool {pool} is not known to be of {current_user()} and left alone (--everyone)\n"
+        for pool in ("hers", "nobodys")
+    )
 
     assert main(["down", "--all", "--yes", "--json"]) == 0
     assert events(capsys.readouterr().out) == [
@@ -229,7 +230,7 @@ def test_a_pool_in_which_two_users_have_parts_is_nobodys(
     monkeypatch.setattr(sky.Docker, "find", lambda _: found)
     assert main(["down", "--all", "--yes"]) == 0
     assert ended == []
-    assert "1 pool is not known to be of" in capsys.readouterr().err
+    assert "pool both is not known to be of" in capsys.readouterr().err
 
 
 def events(text: str) -> list[dict[str, Any]]:

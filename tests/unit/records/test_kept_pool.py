@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import PoolError
-from skyward.records.kept_pool import Holder, KeptNode, KeptPool, PoolLock
+from skyward.records.kept_pool import KeptNode, KeptPool, PoolLock
 
-HOLDER = Holder(pid=5, program="train.py", since="12:00:00")
+HOLDER = "train.py (process 5, since 12:00:00)"
 NODE = KeptNode(index=1, key="00ff", agent="unix:agent.sock", shape={"image": "a"}, about={"directory": "/x"})
 POOL = KeptPool(name="warm", pool="1f2e3d4c", provider="Local()", nodes=(NODE,))
 
