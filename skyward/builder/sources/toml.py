@@ -55,8 +55,10 @@ def _argument(key: str, value: Any) -> Any:
         return Nodes.of(value).desired
     try:
         match key:
+            case "plugins" if isinstance(value, list):
+                return {f"{name}": {} for name in value}
             case "plugins":
-                return {**value} if isinstance(value, dict) else {name + "": {} for name in value}
+                return {**value}
             case "base" if isinstance(value, dict):
                 own = {"path": value["dockerfile"], **value}
                 value = Dockerfile(**{name: each for name, each in own.items() if name != "dockerfile"})
