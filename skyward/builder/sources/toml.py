@@ -55,8 +55,8 @@ def _argument(key: str, value: Any) -> Any:
         return Nodes.of(value).desired
     try:
         match key:
-            case "plugins" if isinstance(value, list):
-                return {f"{name}": {} for name in value}
+            case "plugins" if isinstance(value, list) and set(map(type, value)) <= {str}:
+                return {name: {} for name in value}
             case "plugins":
                 return {**value}
             case "base" if isinstance(value, dict):
