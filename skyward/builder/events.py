@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from skyward.image import Layer
 
-Kind = Literal["note", "waited", "start", "output", "cached", "done", "failed", "size"]
+Kind = Literal["note", "waited", "start", "output", "cached", "done", "failed"]
 _SAY_EVERY_S = 3.0
 _log = logging.getLogger(__name__)
 
@@ -24,19 +24,16 @@ class Event:
     Attributes:
         kind: "note" is a sentence about the whole image, "waited" one that another process has built it meanwhile; the
             others concern one layer: its step is running ("start"), has printed a line ("output"), was cached
-            ("cached"), has ended ("done"), has failed ("failed"); or the layer's size in the finished image is known
-            ("size").
+            ("cached"), has ended ("done"), or has failed ("failed").
         line: the sentence, or the line of output.
         layer: the layer concerned; None for a note.
         seconds: duration of the step, for "done".
-        size: bytes on the engine's disk, if known.
     """
 
     kind: Kind
     line: str = ""
     layer: Layer | None = None
     seconds: float | None = None
-    size: int | None = None
 
     def __str__(self) -> str:
         """Format the event as a line for users."""
@@ -44,8 +41,6 @@ class Event:
             return self.line
         if self.kind == "start":
             return f"{self.layer.name} ... ({self.layer.origin})"
-        if self.kind == "size":
-            return f"{self.layer.name}: {readable(self.size or 0)}"
         return f"{self.layer.name}: {f'{self.seconds:.1f} s' if self.kind == 'done' else self.kind}"
 
 
@@ -58,10 +53,10 @@ def note(sentence: str) -> Event:
 
 
 def as_lines(say: Callable[[str], None]) -> Report:
-    """Return a listener that prints each event as one line, except output of steps and sizes of layers."""
+    """Return a listener that prints each event as one line, except output of steps."""
 
     def report(event: Event) -> None:
-        if event.kind not in ("output", "size"):
+        if event.kind != "output":
             say(str(event))
 
     return report

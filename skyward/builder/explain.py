@@ -1,4 +1,4 @@
-"""Explanations of a build: changed inputs since the last build, the layers they invalidate, and sizes of layers.
+"""Explanations of a build: changed inputs since the last build, and the layers they invalidate.
 
 The inputs of a build are kept in the user's cache under a name, such as the file an image is declared in. They contain
 neither secrets nor values from this machine's settings.
@@ -116,35 +116,3 @@ def _keys(plan: Plan) -> Iterator[tuple[Layer, str]]:
 
 def _file(name: str) -> Path:
     return cache_path("builds", f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json")
-
-
-def layer_sizes(plan: Plan, history: Sequence[tuple[str, int]]) -> Iterator[tuple[Layer, int]]:
-    """Yield the layers of the image with the bytes each has added; the base with its total size.
-
-    Args:
-        plan: the plan that was built.
-        history: the image's instructions as reported by the engine, first to last, with their bytes.
-    """
-    inside = _stages(plan)
-    layers = [layer for layer in plan.layers if layer.stage in inside and not layer.text.startswith("FROM ")]
-    own, before = list(history[-len(layers) :]), history[: -len(layers)]
-    if [_word(layer.text) for layer in layers] != [_word(made) for made, _ in own]:
-        return  # reported in another form: no sizes are better than wrong ones
-    base = next(layer for layer in plan.layers if layer.text.startswith("FROM ") and layer.stage == inside[0])
-    yield base, sum(size for _, size in before)
-    for layer, (_, size) in zip(layers, own, strict=True):
-        yield layer, size
-
-
-def _stages(plan: Plan) -> list[str]:
-    """Return the stages that the last one is based on, the first one first; the others are discarded."""
-    parents = {layer.stage: layer.text.split()[1] for layer in plan.layers if layer.text.startswith("FROM ")}
-    chain = [plan.layers[-1].stage]
-    while parents.get(chain[-1]) in parents:
-        chain.append(parents[chain[-1]])
-    return chain[::-1]
-
-
-def _word(text: str) -> str:
-    """Return the instruction at the beginning of a line from a Dockerfile or from an engine's history."""
-    return text.split(maxsplit=1)[0] if text.strip() else ""

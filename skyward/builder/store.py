@@ -101,10 +101,6 @@ class EngineImages:
         """Run a script in a container of an image, as root, and return what it prints; see `Images.run`."""
         return self.images.run(ref, script, arguments)
 
-    def history(self, ref: str) -> Sequence[tuple[str, int]]:
-        """Return the instructions that made an image, first to last, and the bytes each has added."""
-        return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self.images.history(ref)]
-
     def pull(self, ref: str) -> None:
         """Pull an image from its registry, with this user's credentials for it.
 

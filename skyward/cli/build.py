@@ -17,7 +17,7 @@ import click
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event, Report, note
-from skyward.builder.explain import layer_sizes, recall, remember
+from skyward.builder.explain import recall, remember
 from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
 from skyward.cli.sources import ProgramCommand, declared_in, split
@@ -246,8 +246,6 @@ def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, 
         started = perf_counter()
         ensure(plan, target.engine, follow, cache=cache)
         result.built, result.seconds = not result.waited, perf_counter() - started
-        for layer, size in layer_sizes(plan, target.engine.history(plan.tag)):
-            follow(Event(kind="size", layer=layer, size=size))
         facts = target.engine.inspect(plan.tag)
     if facts is not None:
         result.id, result.size = facts.id, facts.size

@@ -8,12 +8,11 @@ of what is being built. The events:
 
 - `note`: `message`, a sentence.
 - `layer`: `name` and `origin` are what it does and who asked for it; `stage` and `step` (null if it runs nothing)
-  identify it; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image exists "size" (with
-  `size`, bytes).
+  identify it; `state` is "start", "cached", "done" (with `seconds`) or "failed".
 - `output`: `line`, printed by the layer with that `stage` and `step`.
 - `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `waited` (whether another process built
   it meanwhile), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
-  above, with `seconds` and `size` (null: unknown).
+  above, with `seconds` (null: unknown).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
   `before`, `after`), `reused` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
@@ -51,7 +50,6 @@ class LayerRecord:
 
     state: str | None = None
     seconds: float | None = None
-    size: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,15 +86,12 @@ class Result:
             return
         # what a base built from a Dockerfile lacks is known only after its build; a layer may then differ
         record = self.layers.setdefault(event.layer, LayerRecord())
-        if event.kind == "size":
-            record.size = event.size
-        else:
-            record.state, record.seconds = event.kind, event.seconds
+        record.state, record.seconds = event.kind, event.seconds
 
     @property
     def made(self) -> list[tuple[Layer, LayerRecord]]:
-        """The layers that were run, found in the cache, or added to the size."""
-        return [(layer, record) for layer, record in self.layers.items() if record.state or record.size]
+        """The layers that were run, or found in the cache."""
+        return [(layer, record) for layer, record in self.layers.items() if record.state]
 
 
 def result_text(image: str, result: Result) -> str:
@@ -113,7 +108,7 @@ def result_text(image: str, result: Result) -> str:
     lines += [f"  {name:<8}{value}" for name, value in facts.items() if value]
     for layer, record in result.made:
         time = record.state or "" if record.seconds is None else f"{record.seconds:.1f} s"
-        lines.append(f"  {time:>8} {readable(record.size) if record.size else '':>8}  {layer.name}")
+        lines.append(f"  {time:>8}  {layer.name}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -156,10 +151,7 @@ class Output:
 
     def result(self, image: str, result: Result) -> None:
         """Show the result for an image."""
-        layers = [
-            {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
-            for layer, record in result.made
-        ]
+        layers = [{**_place(layer), "state": record.state, "seconds": record.seconds} for layer, record in result.made]
         names = ("tag", "id", "size", "reference", "built", "waited", "seconds")
         document = {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers}
         self._show(image, document, result_text(image, result))
@@ -228,9 +220,8 @@ def _document(event: Event) -> dict[str, Any]:
         return {"event": "note", "message": event.line}
     if event.kind == "output":
         return {"event": "output", "stage": layer.stage, "step": layer.step, "line": event.line}
-    known = {"seconds": event.seconds, "size": event.size}
-    figures = {name: value for name, value in known.items() if value is not None}
-    return {"event": "layer", "state": event.kind, **_place(layer), **figures}
+    seconds = {} if event.seconds is None else {"seconds": event.seconds}
+    return {"event": "layer", "state": event.kind, **_place(layer), **seconds}
 
 
 def _place(layer: Layer) -> dict[str, Any]:

@@ -76,11 +76,6 @@ class Images:
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/json", f"look for image {ref}")
         return None if status == 404 else answer
 
-    def history(self, ref: str) -> Sequence[Mapping[str, Any]]:
-        """Return the instructions that made an image, first to last, each with its size; empty if it does not exist."""
-        status, answer = self._ask("GET", f"/images/{_quoted(ref)}/history", f"tell how image {ref} was made")
-        return [] if status == 404 else answer[::-1]
-
     def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return the images with a label, each with its id, tags, labels, size and time of creation."""
         query = urlencode({"filters": json.dumps({"label": [label]})})

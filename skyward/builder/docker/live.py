@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from skyward.builder.events import Event, readable
+from skyward.builder.events import Event
 from skyward.image import Layer
 
 # colours, cursor movements and other control characters
@@ -30,7 +30,6 @@ class _Row:
     state: str = "start"
     line: str = ""
     seconds: float | None = None
-    size: int | None = None
 
 
 class LiveLayers:
@@ -54,10 +53,6 @@ class LiveLayers:
         layer = event.layer
         if layer is None:
             self._console.print(Text(f"skyward: {_CONTROL.sub('', event.line)}"))
-            return
-        if event.kind == "size":  # many instructions add nothing, and have no row
-            if layer in self._rows:
-                self._rows[layer].size = event.size
             return
         row = self._rows.setdefault(layer, _Row(layer, time.monotonic()))
         if event.kind == "output":
@@ -88,5 +83,4 @@ class LiveLayers:
 def _figures(row: _Row) -> Text:
     if row.state == "start":
         return Text(f"{time.monotonic() - row.since:.0f} s")
-    words = [row.state] if row.seconds is None else [f"{row.seconds:.1f} s"]
-    return Text("  ".join(words if row.size is None else [readable(row.size), *words]))
+    return Text(row.state if row.seconds is None else f"{row.seconds:.1f} s")

@@ -25,7 +25,6 @@ LAYER = Layer(stage="image", step=2, name="pip numpy", text="RUN x", origin="you
         (Event(kind="cached", layer=LAYER), "pip numpy: cached"),
         (Event(kind="done", layer=LAYER, seconds=1.25), "pip numpy: 1.2 s"),
         (Event(kind="failed", layer=LAYER), "pip numpy: failed"),
-        (Event(kind="size", layer=LAYER, size=2_500_000), "pip numpy: 2.5 MB"),
     ],
     ids=lambda value: value.kind if isinstance(value, Event) else "",
 )
@@ -38,7 +37,7 @@ def test_lines_leave_out_what_would_flood_them() -> None:
     """What steps print is for live lists and errors."""
     said: list[str] = []
     report = as_lines(said.append)
-    for event in (note("a"), Event(kind="output", layer=LAYER, line="b"), Event(kind="size", layer=LAYER, size=1)):
+    for event in (note("a"), Event(kind="output", layer=LAYER, line="b")):
         report(event)
     assert said == ["a"]
 
@@ -65,17 +64,16 @@ def _shown(*events: Event, height: int = 30, running: bool = False) -> str:
 
 
 def test_a_layer_has_one_row() -> None:
-    """At the end the row says how long it took and how large it is; its output is gone."""
+    """At the end the row says how long it took; its output is gone."""
     shown = _shown(
         note("building x"),
         Event(kind="start", layer=LAYER),
         Event(kind="output", layer=LAYER, line="Resolved"),
         Event(kind="done", layer=LAYER, seconds=12.5),
-        Event(kind="size", layer=LAYER, size=310_000_000),
     )
     last = [line for line in re.split(r"[\r\n]", shown) if "pip numpy" in line][-1]
     assert "skyward: building x" in shown
-    assert re.fullmatch(r"✓ pip numpy  your pip=\['numpy'\] +310 MB  12\.5 s *", last)
+    assert re.fullmatch(r"✓ pip numpy  your pip=\['numpy'\] +12\.5 s *", last)
 
 
 def test_a_running_layer_shows_its_last_line() -> None:
@@ -98,11 +96,6 @@ def test_a_long_list_keeps_to_the_screen() -> None:
     assert "30 layers before" in tail
     assert "step 39" in tail
     assert "step 20" not in tail
-
-
-def test_a_size_alone_makes_no_row() -> None:
-    """Instructions that add nothing have none."""
-    assert "pip numpy" not in _shown(Event(kind="size", layer=LAYER, size=0))
 
 
 def test_a_share_is_never_more_than_all() -> None:

@@ -74,7 +74,7 @@ class FakeEngine:
             ]
         if path.startswith("/distribution/"):
             return self._distribution(path.removeprefix("/distribution/").removesuffix("/json"))
-        ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
+        ref = unquote(re.sub(r"^/images/|/(json|tag|push)$", "", path))
         if ref == "broken:1":
             return 500, {"message": "the disk is on fire"}
         if path.endswith("/push") or path == "/images/create":
@@ -87,8 +87,6 @@ class FakeEngine:
         if method == "DELETE":
             del self.images[ref]
             return 200, [{"Untagged": ref}]
-        if path.endswith("/history"):
-            return 200, [{"CreatedBy": "RUN b", "Size": 2}, {"CreatedBy": "RUN a", "Size": 1}]
         if path.endswith("/tag"):
             self.images[f"{query['repo'][0]}:{query['tag'][0]}"] = self.images[ref]
             return 201, None

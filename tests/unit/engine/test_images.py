@@ -56,14 +56,6 @@ def test_a_connection_that_was_idle_for_long_is_made_anew(engine: FakeEngine, im
     assert images.inspect("a:1")
 
 
-def test_history_begins_with_the_oldest(engine: FakeEngine, images: Images) -> None:
-    """Engines tell the newest instruction first; here it is the last."""
-    engine.add("a:1")
-
-    assert [step["CreatedBy"] for step in images.history("a:1")] == ["RUN a", "RUN b"]
-    assert images.history("none:1") == []
-
-
 def test_images_by_label(engine: FakeEngine, images: Images) -> None:
     """Only images with the label are listed."""
     engine.add("a:1", labels={"skyward.image": "x"})
