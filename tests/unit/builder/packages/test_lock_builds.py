@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.pylock import Pylock
 
-from skyward.builder.packages.local import BuildSystem, LocalPackage, build_system, local_package
+from skyward.builder.packages.local import BuildSystem, LocalPackage, local_package
 from skyward.builder.packages.lock import Request, lock_requirements
 from skyward.builder.packages.sources import source_build
 from skyward.errors import ImageError
@@ -142,9 +142,3 @@ def test_a_source_that_is_not_what_was_locked(tmp_path: Path) -> None:
     document = Pylock.from_dict({"lock-version": "1.0", "created-by": "test", "packages": packages})
     with pytest.raises(ImageError, match=r"'source' does not have the SHA-256"):
         source_build(document.packages[0], tmp_path, os.environ)
-
-
-def test_projects_without_a_build_system() -> None:
-    """They are built by setuptools (PEP 517)."""
-    assert build_system({}) == BuildSystem(("setuptools>=40.8.0",), ("wheel",))
-    assert build_system({"build-system": {"requires": [], "build-backend": "own"}}) == BuildSystem()

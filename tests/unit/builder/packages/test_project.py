@@ -102,21 +102,12 @@ def test_exactly_as_the_lock_has_it(project: Path) -> None:
     assert other.packages[2].hashes != packages["native"].hashes
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("UV_PROJECT", "/nowhere"),
-        ("UV_WORKING_DIR", "/nowhere"),
-        ("UV_RESOLUTION", "lowest"),
-        ("UV_NO_SOURCES", "1"),
-    ],
-)
-def test_variables_of_uv_decide_nothing(project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_variables_of_uv_decide_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user has set for uv's own commands leaves a project's packages as its lock has them."""
     image = Image.from_project(".", extras=["gpu"])
     before = resolve_files(image, project, python="3.11", platform="linux/amd64")
-    monkeypatch.setenv(name, value)
-
+    for name, value in (("PROJECT", "/no"), ("WORKING_DIR", "/no"), ("RESOLUTION", "lowest"), ("NO_SOURCES", "1")):
+        monkeypatch.setenv(f"UV_{name}", value)
     assert resolve_files(image, project, python="3.11", platform="linux/amd64") == before
 
 

@@ -85,6 +85,8 @@ def test_an_empty_file_is_a_plain_image(tmp_path: Path) -> None:
     assert declared.image == Image()
     assert declared.plugins == ()
     assert declared.nodes == 1
+    (plugin,) = load(written(tmp_path, 'plugins = ["torch"]')).plugins
+    assert plugin == PluginUse(name="torch", where=f"{tmp_path / 'x.toml'}, plugins.torch")
 
 
 @pytest.mark.parametrize(
@@ -111,15 +113,6 @@ def test_a_dockerfile_as_base(tmp_path: Path, text: str, base: Dockerfile) -> No
 def test_dates_of_toml(tmp_path: Path, value: str, kept: str) -> None:
     """A date may be TOML's own or a string."""
     assert load(written(tmp_path, f"exclude_newer = {value}")).image.exclude_newer == kept
-
-
-def test_plugins_as_a_list(tmp_path: Path) -> None:
-    """Plugins without parameters may be a list of names."""
-    declared = load(written(tmp_path, 'plugins = ["torch", "joblib"]'))
-    file = tmp_path / "x.toml"
-    assert declared.plugins == tuple(
-        PluginUse(name=name, where=f"{file}, plugins.{name}") for name in ("torch", "joblib")
-    )
 
 
 @pytest.mark.parametrize(
