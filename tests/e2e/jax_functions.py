@@ -107,14 +107,6 @@ def trained(devices: Any, rank: int, ranks: int) -> dict[str, Any]:
 
 
 @sky.compute
-def train_together() -> dict[str, Any]:
-    """On the devices of all ranks."""
-    import jax
-
-    return trained(jax.devices(), jax.process_index(), jax.process_count())
-
-
-@sky.compute
 def train_alone() -> dict[str, Any]:
     """On this rank's device, with whole batches."""
     import jax

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +25,6 @@ from tests.e2e.cloud import PRICES, REGION, Cloud
 from tests.e2e.stand import IMAGE, wait_until
 from tests.e2e.stand_functions import ask_metadata, where, work_once
 
-MakeSsh = Callable[..., sky.SSH]
 QUIET = ("boto3", "botocore", "urllib3", "werkzeug", "moto")
 REAPER_S = 120.0  # a reaper stays for some seconds after a killed client, and other tests run at the same time
 
@@ -135,19 +134,6 @@ def test_a_machine_with_another_host_key_gets_nothing(cloud: Cloud) -> None:
     with pytest.raises(ProviderError, match=r"does not have the host key that it was given"), pool_on():
         raise AssertionError("the pool opened")
     assert cloud.left() == []
-
-
-def test_a_provider_without_room_is_followed_by_the_next(
-    cloud: Cloud, ssh: MakeSsh, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In the order of the list, and what the first has begun is removed."""
-    cloud.refuse = lambda _: "InsufficientInstanceCapacity"
-    providers = [sky.AWS(REGION, use_private_ip=True), ssh(3)]
-    with pool_on(providers, selection="first", allocation="on-demand", display="auto") as pool:
-        assert cloud.left() == []
-        assert where() >> pool == "stand3"
-    assert [name for name, _ in cloud.calls].count("RunInstances") == 5  # one in each zone
-    assert "aws cannot give the hosts: AWS has no room for the machines in us-east-1" in capsys.readouterr().err
 
 
 def test_a_spot_notice_drains_the_machine_and_replaces_it(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:

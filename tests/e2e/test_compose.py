@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,11 +17,10 @@ import pytest
 import skyward as sky
 from examples import compose as example
 from scripts.stand.place import Stand
-from skyward._pool.nodes import node_table
 from skyward.builder.store import EngineImages
 from skyward.cli.documents import compose_file
 from skyward.engine import Images, find_engine
-from skyward.errors import PoolError, ProviderError
+from skyward.errors import ProviderError
 from skyward.nodes.process_id import current_user
 from skyward.providers.base import PoolRequest
 from skyward.providers.compose_project import Project
@@ -236,24 +234,6 @@ def test_what_a_killed_client_has_brought_up_goes_after_it(
     wait_until(lambda: subprocess.run(reaper, stdout=subprocess.DEVNULL, check=False).returncode == 1, 60)
 
 
-def test_both_versions_read_what_is_written_for_gpus(compose_1: Path, newer_docker: Release, tmp_path: Path) -> None:
-    """And as the same: two of them for each node, which this machine has not."""
-    (tmp_path / "compose.yaml").write_text(compose_file(2, gpus=2))
-    newer = ([newer_docker.env["SKYWARD_DOCKER_CLI"], "compose"], newer_docker.env)
-    for command, env in ((["docker-compose"], {"PATH": f"{compose_1}:{os.environ['PATH']}"}), newer):
-        done = subprocess.run(
-            [*command, "--file", "compose.yaml", "config"],
-            cwd=tmp_path,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-        assert re.findall(r"""- ['"](\d)['"]\n""", done.stdout) == ["0", "1", "2", "3"], done.stdout
-        assert done.stdout.count("driver: nvidia") == 2
-
-
 def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> None:
     """A taken node is refused to a second pool; one whose client has ended, or is killed, is as it was."""
     project.up(SKYWARD_IMAGE=prebuilt())
@@ -291,20 +271,6 @@ def runners(container: str) -> int:
     words = [docker, "top", container, "-o", "pid,args"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     return sum("skyward.runner" in line and not line.rstrip().endswith("standby") for line in lines)
-
-
-def test_a_killed_node_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other container is there to take its place, which the error says as well."""
-    monkeypatch.setattr(node_table, "WAITS_S", (0.0, 0.5))
-    project.up(SKYWARD_IMAGE=prebuilt())
-    with sky.ComputePool(provider(project), nodes=NODES) as pool:
-        assert functions.double(1) @ pool == [2] * NODES
-        project.engine.remove(project.nodes()[1].container)
-        wait_until(lambda: pool.current_nodes() < NODES, 60)
-        with pytest.raises(
-            PoolError, match=r"node 1 is gone .* No running container of project \S+ .* is free to become a node"
-        ):
-            functions.double(1) @ pool
 
 
 class TestConformance(ProviderConformance):

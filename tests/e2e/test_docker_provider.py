@@ -21,9 +21,8 @@ from typing import Any, Self
 import docker
 import pytest
 
-from skyward.engine import ContainerSpec, Engine, visible_gpus
-from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, NodeStartError, PoolClosedError
-from skyward.model.spec import Accelerator
+from skyward.engine import ContainerSpec, Engine
+from skyward.errors import EngineMissingError, ImageNotFoundError, NodeStartError
 from skyward.nodes.node import Announcement, Host, Node
 from skyward.nodes.process_id import current_user
 from skyward.providers import Docker
@@ -207,16 +206,6 @@ def test_ends_are_seen_at_once(start: Start, request_: int, code: int, signal: i
     assert "the stand-in starts" in ended.log
 
 
-def test_a_container_killed_from_outside_is_seen(start: Start, api: Any, pool: str) -> None:
-    """`docker kill` by somebody else is noticed like any other end."""
-    node = start()
-    node.wait_ready(60)
-    api.kill(f"skyward-{pool}-0")
-    ended = node.wait_exit(60)
-    assert ended is not None
-    assert ended.signal == 9
-
-
 def test_a_runner_that_fails_leaves_its_words(start: Start) -> None:
     """However fast a container ends and removes itself, its last lines are in the error."""
     for node in range(5):
@@ -226,87 +215,11 @@ def test_a_runner_that_fails_leaves_its_words(start: Start) -> None:
         assert sorted(words.splitlines()) == ["it cannot start", "the stand-in starts"]  # of two streams: in any order
 
 
-def test_a_silent_runner_is_given_up(start: Start) -> None:
-    """The error names node, pool and container, and says that it still runs."""
-    with pytest.raises(NodeStartError, match=r"^Node 3 of pool \w+ \(container skyward-\w+-3\) was not ready within"):
-        start(3, "silent").wait_ready(0.5)
-
-
-def test_an_image_without_skyward_is_explained(start: Start) -> None:
-    """A container without the interpreter ends before it is ready; the reason is in the message."""
-    with pytest.raises(NodeStartError, match="No module named"):
-        start(0, image=os.environ["SKYWARD_BASE"]).wait_ready(60)
-
-
 def test_an_image_that_is_not_there_is_named(start: Start, provider: Docker, pool: str) -> None:
     """The engine's refusal is an image error, and nothing is left of the attempt."""
     with pytest.raises(ImageNotFoundError, match="No such image: skyward-test/none:1"):
         start(0, image="skyward-test/none:1")
     assert not [found for found in provider.find() if found["pool"] == pool]
-
-
-def test_removal_waits_until_all_is_gone(start: Start, api: Any, pool: str) -> None:
-    """After it the name is free at once, the directory is gone, and a second removal does nothing."""
-    node = start()
-    node.wait_ready(60)
-    directory = Path(_inspect(api, pool)["HostConfig"]["Mounts"][0]["Source"])
-    node.remove()
-    node.remove()
-    assert not directory.exists()
-    again = start()
-    again.wait_ready(60)
-
-
-def test_removal_of_a_container_that_is_just_ending(start: Start) -> None:
-    """Its own end and our removal may meet; both want the same."""
-    for _ in range(5):
-        node = start()
-        connection = node.connect(node.wait_ready(60).agent)
-        ending = threading.Thread(target=ask, args=(connection, 0))
-        ending.start()
-        node.remove()
-        ending.join(60)
-
-
-def test_destroy_removes_what_others_started(start: Start, pool: str) -> None:
-    """A pool is found by its label and ended from another process."""
-    nodes = [start(n) for n in range(2)]
-    for node in nodes:
-        node.wait_ready(60)
-    code = f"""
-        from skyward.providers import Docker
-        provider = Docker()
-        print(sorted((f["node"], f["state"]) for f in provider.find() if f["pool"] == {pool!r}))
-        provider.destroy({pool!r})
-        print([f for f in provider.find() if f["pool"] == {pool!r}])
-    """
-    said = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    assert said.splitlines() == ["[(0, 'running'), (1, 'running')]", "[]"]
-    assert all(node.wait_exit(60) for node in nodes)
-
-
-def test_no_node_starts_after_the_close(start: Start, allocation: Allocation, pool: str) -> None:
-    """Starts that are under way when a pool is closed leave nothing, and later ones are refused."""
-    outcomes: list[object] = []
-
-    def one(node: int) -> None:
-        try:
-            outcomes.append(start(node))
-        except (PoolClosedError, EngineError) as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    allocation.close()
-    for thread in threads:
-        thread.join(60)
-    assert len(outcomes) == 6
-    assert not [found for found in Docker().find() if found["pool"] == pool]
-    with pytest.raises(PoolClosedError):
-        start()
 
 
 @pytest.mark.alone  # the next pool of another process would remove it as well
@@ -334,29 +247,6 @@ def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
     assert Engine.connect().containers(f"skyward.pool={pool}")
 
 
-@pytest.mark.alone
-def test_nodes_start_side_by_side(start: Start, host: Host, pool: str) -> None:
-    """Four nodes are ready in far less than four times the time of one; each has a socket of its own."""
-    began = time.monotonic()
-    start(0).wait_ready(20)
-    one_s = time.monotonic() - began
-    nodes: dict[int, Node] = {}
-
-    def begin(number: int) -> None:
-        nodes[number] = start(number)
-        nodes[number].wait_ready(20)
-
-    threads = [threading.Thread(target=begin, args=(n,)) for n in range(1, 5)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert time.monotonic() - began < max(1.5, 4 * one_s)
-    facts = [ask(node.connect("unix:agent.sock"), "facts") for node in nodes.values()]
-    assert [f["host"] for f in facts] == [host.name] * 4
-
-
 def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool: str) -> None:
     """Limits an engine may not grant are given up once; what follows does not ask again."""
     engine = Engine.connect()
@@ -376,24 +266,6 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
     finally:
         engine._limits = before
     assert set(granted) >= set(before) - {"nofile"}
-
-
-@pytest.mark.skipif(visible_gpus() is not None, reason="the machine has GPUs")
-def test_an_engine_without_gpus_is_found_out_at_once() -> None:
-    """Before anything is built or started, the error names what is missing."""
-    allocation = Docker().open(PoolRequest(pool_id="nogpu", accelerator=Accelerator("A100")))
-    if Engine.connect().gives_gpus() is not False:
-        pytest.skip("the engine has NVIDIA's hook")
-    with pytest.raises(EngineError, match="NVIDIA Container Toolkit"):
-        allocation.acquire()
-
-
-def test_no_engine_is_a_sentence(tmp_path: Path) -> None:
-    """The address tried, what the socket said, and what to do."""
-    with pytest.raises(EngineMissingError, match="there is no such socket") as caught:
-        Docker(f"unix://{tmp_path}/none.sock").open(PoolRequest(pool_id="p")).acquire()
-    for hint in (f"unix://{tmp_path}/none.sock", "make engine", "sky.Local()"):
-        assert hint in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK forgets sockets that could not connect

@@ -73,15 +73,6 @@ def proxy(tmp_path: Path) -> Iterator[_Proxy]:
     proxy.close()
 
 
-def test_opening_a_pool_on_a_frozen_engine(proxy: _Proxy) -> None:
-    """The error names the engine and what to do."""
-    proxy.goes.clear()
-    began = time.monotonic()
-    with pytest.raises(EngineError, match=r"engine\.sock is frozen: .* restart it"):
-        sky.ComputePool(sky.Docker(base_url=proxy.url), image=sky.Image()).__enter__()
-    assert time.monotonic() - began < LIMIT_S
-
-
 def test_leaving_a_pool_on_a_frozen_engine(proxy: _Proxy, engine: Any, containers: Callable[[str], list[Any]]) -> None:
     """So does that of the end; calls do not pass through the engine, and what is left ends by its lease."""
     pool = sky.ComputePool(sky.Docker(base_url=proxy.url), nodes=3, image=sky.Image(), ttl=20)

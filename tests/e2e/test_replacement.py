@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import PoolError, ProviderError, WorkerLostError
+from skyward.errors import ProviderError, WorkerLostError
 from skyward.nodes.local_host import LocalHost
 from skyward.providers.base import PreemptionNotice
 from tests.e2e.conftest import IMAGE, provider_of
@@ -129,21 +127,3 @@ def test_a_group_finishes_its_call_before_a_node_of_it_is_taken_away() -> None:
         assert not set(before) & set(pids)
         assert [met for _, _, met in answers] == [repr(list(enumerate(pids)))] * 2
         assert pool.current_nodes() == 2
-
-
-def test_a_pool_that_another_client_ends_is_not_started_again(provider_name: str, containers: Containers) -> None:
-    """`skyward down` is no accident: its calls end with one sentence, and nothing takes the nodes' place."""
-    settings: dict[str, Any] = {"image": IMAGE, "display": "quiet"}
-    with sky.ComputePool(provider_of(provider_name), nodes=2, **settings) as pool:
-        call = begins(f"skyward-test-{pool.id}", 600) > pool
-        command = [sys.executable, "-m", "skyward", "down", pool.id]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert f"pool {pool.id}: 2 nodes ended" in done.stdout
-        with pytest.raises(PoolError, match="was ended by another client"):
-            call.result(PATIENCE_S)
-        wait_until(lambda: pool.current_nodes() == 0)
-        with pytest.raises(PoolError, match="was ended by another client"):
-            marks("none") >> pool
-        assert containers(pool.id) == []
-        assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
-    (Path(tempfile.gettempdir()) / f"skyward-test-{pool.id}").unlink(missing_ok=True)

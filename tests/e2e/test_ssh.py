@@ -19,7 +19,7 @@ import skyward as sky
 from scripts.stand import faults, registry
 from scripts.stand.place import Stand
 from skyward.delivery import deliver
-from skyward.errors import BuildError, ConfigError, EngineError, ImageError, ProviderError
+from skyward.errors import ConfigError, EngineError, ImageError, ProviderError
 from skyward.ssh import connection as connections
 from tests.e2e import functions, programs
 from tests.e2e.functions import lengths
@@ -73,12 +73,6 @@ def test_nodes_know_each_other_by_addresses_that_hosts_reach(ssh: Make, stand: S
         assert programs.hand_out(["a", "b", "c"]) @ pool == ["head keeps a", "node 1 got b", "node 2 got c"]
 
 
-def test_more_nodes_than_hosts_share_them(ssh: Make) -> None:
-    """The first host gets the second node only when all have one."""
-    with sky.ComputePool(ssh(1, 2), nodes=3, image=IMAGE) as pool:
-        assert where() @ pool == ["stand1", "stand2", "stand1"]
-
-
 def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
     """While a pool runs, a host listens where it listened before; one connection serves all; the key is in no text."""
     host = stand.host(1)
@@ -123,23 +117,6 @@ def test_a_pool_where_no_ssh_command_is_installed(ssh: Make, stand: Stand, monke
         raise AssertionError("the pool started")
     forget(stand, tag)
     subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
-
-
-def test_the_digits_demo_streams_its_image(ssh: Make, stand: Stand) -> None:
-    """Without a registry: built here, sent once to both hosts, and not again."""
-    import examples.digits as digits
-
-    with sky.ComputePool(ssh(1, 2), nodes=2, image=digits.IMAGE) as pool:
-        results = digits.train(*_digits()) @ pool
-    assert [result["host"] for result in results] == ["stand1", "stand2"]
-    assert sum(result["samples"] for result in results) == 1797
-
-
-def _digits() -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    return x / 16, y
 
 
 def test_an_image_is_sent_to_hosts_that_lack_it(ssh: Make, stand: Stand, printed: Printed) -> None:
@@ -228,15 +205,6 @@ def sky_base() -> str:
     return os.environ["SKYWARD_BASE"]
 
 
-def test_a_build_that_fails_on_a_host_is_told_like_one_here(ssh: Make, stand: Stand) -> None:
-    """The layer, who asked for it, the last lines."""
-    if stand.registry is None:
-        pytest.skip("the hosts can get no base: `make engine` has made no registry here")
-    image = sky.Image(base=f"{stand.registry}/{sky_base()}").run_commands("echo it went wrong && false")
-    with pytest.raises(BuildError, match="it went wrong"), sky.ComputePool(ssh(1, build="remote"), image=image):
-        raise AssertionError("the pool started")
-
-
 # what is wrong with hosts is one table -------------------------------------------------------------------------------
 
 
@@ -247,35 +215,6 @@ def test_an_unknown_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path)
     said = refusal(ssh(known_hosts=nobody))
     assert said.startswith("3 of 3 hosts cannot be used. Nothing was changed on them.\n")
     assert said.count("Its host key is not known here.") == 3
-
-
-def test_a_changed_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path) -> None:
-    """That one host alone is named, and the words are others than for an unknown key."""
-    lines = stand.known_hosts.read_text().splitlines()
-    first, second = lines[0].split(), lines[1].split()
-    changed = tmp_path / "known_hosts"
-    changed.write_text("\n".join([lines[0], " ".join([*second[:2], first[2]]), lines[2]]) + "\n")
-    said = refusal(ssh(known_hosts=changed))
-    assert f"{stand.host(2).login} cannot be used: Its host key is not the one that is known here" in said
-
-
-def test_a_wrong_key_is_refused(ssh: Make, tmp_path: Path) -> None:
-    """A key that no host accepts: no password is asked for, all are named."""
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    assert refusal(ssh(key=key)).count("It accepts none of this user's keys") == 3
-
-
-def test_a_host_without_an_engine_is_named(ssh: Make, stand: Stand) -> None:
-    """A killed engine, whose socket is still there, and no socket at all."""
-    host = stand.host(3)
-    faults.kill_engine(host)
-    try:
-        assert f"{host.login} cannot be used: Its engine does not answer." in refusal(ssh())
-        host.run("rm", "/run/docker.sock")
-        assert f"{host.login} cannot be used: No Docker engine listens at /var/run/docker.sock." in refusal(ssh())
-    finally:
-        faults.start_engine(host)
 
 
 def test_a_host_of_another_architecture_is_named(ssh: Make, stand: Stand, tmp_path: Path) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,11 +12,11 @@ import pytest
 import skyward as sky
 from scripts.stand import faults
 from scripts.stand.place import Host, Stand
-from skyward.errors import ProviderError, WorkerLostError
+from skyward.errors import ProviderError
 from skyward.nodes.node import Host as NodeHost
 from tests.e2e.dying import clients
-from tests.e2e.stand import IMAGE, directories_on, forget_image, left_on, run_program, wait_until
-from tests.e2e.stand_functions import wait, where, work, work_once
+from tests.e2e.stand import IMAGE, directories_on, left_on, wait_until
+from tests.e2e.stand_functions import where, work, work_once
 from tests.printed import Printed
 
 Make = Callable[..., sky.SSH]
@@ -75,28 +72,6 @@ def test_a_lost_host_is_named_and_replaced_by_the_third(
         lines = [line for line in printed.read().err.splitlines() if "Starting a replacement" in line]
         assert len(lines) == 1
         assert re.search(rf"node 1 on {stand.host(2).login}\S* .*{FAULTS[kind][2]}", lines[0])
-
-
-def test_a_call_that_ran_on_a_lost_host_is_one_clear_error(
-    ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
-) -> None:
-    """It may have had effects, and its function allows no second run: the error names node, host and reason."""
-    with sky.ComputePool(ssh(1, 2), nodes=2, image=IMAGE, display="quiet") as pool:
-        calls = [wait(30) > pool for _ in range(2)]
-        time.sleep(1)  # both run now
-        mended("kill-sshd", stand.host(2))
-        done, _ = futures.wait(calls, SEEN_S, futures.FIRST_COMPLETED)
-        (lost,) = done
-        error = lost.exception()
-        assert isinstance(error, WorkerLostError)
-        assert error.node == 1
-        assert re.search(
-            r"^Node 1 was lost while wait\(\) had been sent there: .*is lost: the SSH connection to .*\."
-            r" wait\(\) may have run; it was not retried",
-            str(error),
-        )
-        for call in calls:
-            call.cancel()
 
 
 def test_a_host_that_goes_before_the_start_ends_in_one_error(
@@ -231,59 +206,6 @@ def test_ctrl_c_in_any_provider_call_leaves_nothing(ssh: Make, stand: Stand) -> 
         pools.append(pool)
         assert {host.name: left_on(host, pool) for host in stand.hosts} == {host.name: [] for host in stand.hosts}
     assert len(pools) == CALLS
-
-
-def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand: Stand) -> None:
-    """The engines give up what they got half of, and the watchdogs end."""
-    program = """
-import json, os, signal
-import skyward as sky
-from skyward.delivery import deliver
-from tests.e2e.stand import IMAGE
-
-def save(*given):
-    for number, chunk in enumerate(original(*given)):
-        if number == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield chunk
-
-original, deliver.save = deliver.save, save
-facts = json.loads(os.environ["STAND_HOSTS"])
-sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet").__enter__()
-"""
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
-        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
-    for host in stand.hosts:
-        forget_image(host, "skyward")
-    client = run_program(program, STAND_HOSTS=stand.hosts_file.read_text())
-    output, _ = client.communicate(timeout=120)
-    assert client.returncode == -9, output
-    wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
-    assert not any(host.run("docker", "images", "-q", tag) for host in stand.hosts)
-
-
-def test_a_client_that_is_stopped_loses_its_nodes_after_the_lease(ssh: Make, stand: Stand) -> None:
-    """SIGSTOP keeps the connection up and the heartbeat silent."""
-    program = """
-import json, os, time
-import skyward as sky
-from tests.e2e.stand import IMAGE
-
-facts = json.loads(os.environ["STAND_HOSTS"])
-with sky.ComputePool(sky.SSH(*facts.pop("hosts")[:1], **facts), image=IMAGE, ttl=5, display="quiet"):
-    print("ready", flush=True)
-    time.sleep(600)
-"""
-    client = run_program(program, STAND_HOSTS=stand.hosts_file.read_text())
-    assert client.stdout
-    while client.stdout.readline() != "ready\n":
-        assert client.poll() is None
-    os.kill(client.pid, signal.SIGSTOP)
-    try:
-        wait_until(lambda: not left_on(stand.host(1)), 40)
-    finally:
-        client.kill()
-        client.communicate(timeout=30)
 
 
 def test_destroy_from_another_process_needs_no_memory(ssh: Make, stand: Stand) -> None:

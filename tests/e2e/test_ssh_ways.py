@@ -57,44 +57,6 @@ def client(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], None]]:
-    """Give a key with its passphrase to an agent that this process, and what it starts, can reach."""
-    sock = tmp_path / "agent"
-    running = subprocess.Popen(["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.DEVNULL)
-    ask = tmp_path / "ask"
-
-    def add(key: Path, passphrase: str) -> None:
-        deadline = time.monotonic() + 60
-        while not sock.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        ask.write_text(f"#!/bin/sh\necho {passphrase}\n")
-        ask.chmod(0o700)
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
-        env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
-        subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, stdin=subprocess.DEVNULL)
-
-    yield add
-    running.terminate()
-    running.wait(30)
-
-
-@pytest.fixture
-def admitted(stand: Stand) -> Iterator[Callable[[Host, Path], None]]:
-    """Let a host accept a key."""
-    before: dict[Path, str] = {}
-
-    def admit(host: Host, key: Path) -> None:
-        path = host.folder / "boot" / "authorized_keys"
-        before.setdefault(path, path.read_text())
-        path.write_text(before[path] + key.with_suffix(".pub").read_text())
-
-    yield admit
-    for path, text in before.items():
-        path.write_text(text)
-
-
-@pytest.fixture
 def door(stand: Stand) -> Iterator[Callable[..., Path]]:
     """Start another sshd at another port of a host; a file of known hosts that has it."""
     opened: list[tuple[Host, int]] = []
@@ -140,11 +102,6 @@ def only(provider: sky.SSH) -> HostReport:
     return found
 
 
-def refusal(provider: sky.SSH) -> str:
-    (finding,) = only(provider).findings
-    return finding.text
-
-
 def test_a_jump_host_and_an_alias_of_the_configuration(client: Client, stand: Stand) -> None:
     """A name that means something only there, reached through another host; nodes know the inner address."""
     inner, outer = stand.host(3), stand.host(1)
@@ -187,28 +144,6 @@ def test_another_user_at_another_port(
         (directory,) = directories_on(host, pool.id)
         assert directory.startswith("/home/anna/.cache/skyward/pools/")
         assert host.run("stat", "-c", "%U %a", directory).split() == ["anna", "700"]
-
-
-def test_a_user_who_may_not_use_the_engine(client: Client, stand: Stand, user: Callable[..., str]) -> None:
-    """Not in the group: that is said, and not that there is no engine."""
-    host = stand.host(2)
-    login = f"{user(host, 'bert')}@{host.address}"
-    said = refusal(sky.SSH(login, key=stand.key, known_hosts=stand.known_hosts))
-    assert "The user may not use the engine" in said
-    assert "group docker" in said
-
-
-def test_a_key_with_a_passphrase_in_an_agent(
-    client: Client, stand: Stand, agent: Callable[[Path, str], None], admitted: Callable[[Host, Path], None]
-) -> None:
-    """Without the agent nobody is asked for the passphrase; with it the key is good, named or not."""
-    host, key = stand.host(1), client.key("locked", "open sesame")
-    admitted(host, key)
-    plain, named = (sky.SSH(host.login, key=given, known_hosts=stand.known_hosts) for given in (None, key))
-    client.configure("IdentityFile none\n")
-    assert "ssh-agent" in refusal(named)
-    agent(key, "open sesame")
-    assert only(plain).findings == only(named).findings == ()
 
 
 def test_a_password_is_never_asked_for(client: Client, stand: Stand, door: Callable[..., Path]) -> None:

@@ -58,22 +58,6 @@ def test_functions_have_no_privileges_unless_the_file_is_written_to_give_some(
     assert "security_opt" not in usual
 
 
-def test_a_file_has_nothing_that_docker_compose_1_29_rejects() -> None:
-    """None of the newer keys, and no `version:`, of which version 2 complains."""
-    keys = set(re.findall(r"^\s*(\w+):", compose_file(3), re.MULTILINE))
-
-    assert not keys & {
-        "version",
-        "name",
-        "include",
-        "gpus",
-        "secrets",
-        "configs",
-        "dockerfile_inline",
-        "start_interval",
-    }
-
-
 def test_nothing_in_a_file_is_published_beyond_this_machine() -> None:
     """The one published port is the registry's, on loopback."""
     ports = re.findall(r'^\s*- "(\S+:\d+)"$', compose_file(3), re.MULTILINE)
@@ -89,11 +73,6 @@ def test_a_project_is_called_as_compose_calls_it() -> None:
     assert project_name(Path("/srv/a/compose.yaml"), {"COMPOSE_PROJECT_NAME": "b"}) == "b"
     with pytest.raises(ProviderError, match=r"project=NAME"):
         project_name(Path("/compose.yaml"), {})
-
-
-def test_a_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file .*absent\.yaml.*skyward compose --nodes 3"):
-        sky.Compose(tmp_path / "absent.yaml")
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a b", "-x"])
@@ -192,12 +171,3 @@ def test_a_reaper_waits_for_the_end_of_a_compose_that_outlives_its_client(
     up.communicate()
     with project.locked():
         pass
-
-
-def test_a_relative_path_is_kept_when_the_directory_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(file.parent)
-    provider = sky.Compose()
-    monkeypatch.chdir("/")
-
-    assert provider.file == file
-    assert provider == sky.Compose(file)

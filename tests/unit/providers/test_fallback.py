@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.errors import ConfigError, ProviderError
 from skyward.model.resource import Resource
 from skyward.nodes.node import Host
 from skyward.providers import Fallback
@@ -125,21 +125,6 @@ def test_terms_are_for_those_that_rent() -> None:
     assert (request.machine, request.max_hourly_cost, request.lease_s) == ("m1", 5, 300.0)
     with pytest.raises(ConfigError, match="max_hourly_cost= is for providers of rented machines"):
         sky.ComputePool([sky.Local(), sky.Docker()], max_hourly_cost=1.0)
-
-
-@pytest.mark.parametrize("other", [sky.Docker(), sky.Local()])
-def test_a_cloud_can_be_listed_with_what_rents_nothing(other: sky.providers.Provider) -> None:
-    """A budget limits the cloud and is no error for the other."""
-    pool = sky.ComputePool([sky.AWS("us-east-1"), other], max_hourly_cost=5)
-    assert pool._settings.provider.capabilities.rents
-
-
-def test_an_allocation_that_was_closed_replaces_nothing() -> None:
-    """Also one that never acquired anything."""
-    allocation = Fallback((sky.Local(),)).open(PoolRequest(pool_id="p"))
-    allocation.close()
-    with pytest.raises(PoolClosedError, match="Pool p has ended"):
-        allocation.replace(None)
 
 
 def test_all_are_asked_for_a_pool_of_another_process() -> None:

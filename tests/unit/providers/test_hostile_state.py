@@ -199,40 +199,6 @@ def test_a_host_without_a_private_directory_says_what_it_takes(host: Host) -> No
         assert any(line.startswith("failed neither") for line in host.keep("go", env=env))
 
 
-@root_only
-def test_an_ordinary_user_beside_a_hostile_one(shell: list[str], place: Path, pwned: Path) -> None:
-    """As two other users than root: what the one has in its directory does not stop the other, and is not opened."""
-    host = Host(shell, place, uid=12345)
-    (host.runtime / "skyward").mkdir()
-    os.chown(host.runtime / "skyward", NOBODY, NOBODY)
-    plant(host.runtime / "skyward" / "pools", pwned)
-    said = host.keep("go", "port", "end")
-    assert said[1] == f"ready {host.home}/.cache/skyward/pools/{host.pool}.0.0"
-    assert said[2].startswith("port ")
-    assert (host.home / ".cache").stat().st_uid == 12345
-
-
-def test_a_port_that_a_client_on_the_machine_holds_is_passed_over(host: Host) -> None:
-    """By the namesake of UDP: of all ports but few held, a watchdog names one of those few."""
-    script = _SCRIPT.replace("/dev/urandom", f"{host.place}/random", 1).replace("$tries -lt 200", "$tries -lt 3", 1)
-    assert script.count("random") == 1
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
-        for port in range(20_000, 29_999):
-            try:
-                held.bind(("127.0.0.1", port))
-                break
-            except OSError:
-                continue
-        (host.place / "random").write_bytes((port - 10_000).to_bytes(2, "little"))
-        words = [*host.shell, "-c", script, "sh", host.pool, "60", "0", "0"]
-        done = subprocess.run(
-            words, input="go\nport\nend\n", env=host.env, capture_output=True, text=True, timeout=60, check=False
-        )
-    assert "skyward-watchdog failed no free port was found" in done.stdout
-
-
 # the guard of a rented machine, which is root ---------------------------------------------------------------------
 
 

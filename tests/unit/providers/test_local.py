@@ -1,8 +1,5 @@
-import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
+from skyward.errors import NodeStartError, WireError
 from skyward.model.spec import Accelerator
 from skyward.nodes import local_host
 from skyward.nodes.node import Node
@@ -88,14 +85,6 @@ def test_a_node_that_cannot_start_says_why(start: Start) -> None:
     assert message.endswith("the stand-in starts\nit cannot start")
 
 
-def test_a_silent_node_is_given_up_in_time(start: Start) -> None:
-    """After the time given, the error says that the node still runs and what it said."""
-    node = start(0, "silent")
-    with pytest.raises(NodeStartError, match=r"was not ready within 0\.4 s and still runs") as caught:
-        node.wait_ready(0.4)
-    assert "Its last lines:\n" in str(caught.value) or "It printed nothing." in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("request_", "code", "signal_", "words"),
     [(7, 7, None, "ended with exit status 7"), (-9, 137, 9, r"was killed \(SIGKILL\)")],
@@ -142,61 +131,6 @@ def test_removal_ends_everything_the_node_started(start: Start, how: str) -> Non
         node.connect(agent)
 
 
-def test_children_end_with_the_first_process(start: Start) -> None:
-    """As in a container, nothing outlives the node's first process."""
-    node = start()
-    agent = node.wait_ready(60).agent
-    child = ask(node.connect(agent), "child")
-    ask(node.connect(agent), -signal.SIGKILL)
-    assert node.wait_exit(60) is not None
-    deadline = time.monotonic() + 60
-    while _runs(child) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not _runs(child)
-
-
-def test_a_talkative_node_is_not_blocked(start: Start) -> None:
-    """What a node prints after its announcement is read, or it would stand still at a full pipe."""
-    node = start()
-    assert ask(node.connect(node.wait_ready(60).agent), "chatter") == 99_999
-
-
-def test_close_ends_all_nodes_and_lets_no_other_start(allocation: Allocation, start: Start, pool: str) -> None:
-    """After that nothing of the pool runs or lies about, and nothing new can begin."""
-    nodes = [start(n) for n in range(2)]
-    facts = [ask(n.connect(n.wait_ready(60).agent), "facts") for n in nodes]
-    assert {(f["pool"], f["node"], f["state"]) for f in Local().find() if f["pool"] == pool} == {
-        (pool, 0, "running"),
-        (pool, 1, "running"),
-    }
-    allocation.close()
-    assert not any(_runs(f["pid"]) for f in facts)
-    assert not any(Path(f["env"]["SKYWARD_RUN_DIR"]).parent.exists() for f in facts)
-    assert pool not in {f["pool"] for f in Local().find()}
-    with pytest.raises(PoolClosedError):
-        start(0)
-    allocation.close()
-
-
-def test_destroy_from_another_process_ends_the_nodes(start: Start, pool: str) -> None:
-    """A pool is found and ended by who did not start it."""
-    node = start()
-    node.wait_ready(60)
-    code = f"from skyward.providers import Local; Local().destroy({pool!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
-    ended = node.wait_exit(5)
-    assert ended is not None
-    assert ended.signal == signal.SIGUSR1  # of a runner, which handles it, the pool learns that it was no accident
-
-
-def test_two_pools_never_get_the_same_port(allocation: Allocation, pool: str) -> None:
-    """Ports are claimed until the pool is closed."""
-    other = Local().open(PoolRequest(pool_id=f"{pool}x"))
-    one, two = allocation.acquire()[0], other.acquire()[0]
-    assert len({one.claim_port(), two.claim_port()}) == 2
-    other.close()
-
-
 def test_a_head_that_is_replaced_gives_its_port_up(allocation: Allocation) -> None:
     """However often: a pool holds one claim, and one descriptor for it."""
     host = allocation.acquire()[0]
@@ -214,13 +148,6 @@ def test_a_head_that_is_replaced_gives_its_port_up(allocation: Allocation) -> No
 def _bind(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
         holder.bind(("127.0.0.1", port))
-
-
-def test_gpus_are_counted_before_anything_starts(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More GPUs than the machine shows are a mistake found at once."""
-    monkeypatch.setattr(local_host, "usable_gpus", lambda: (("0", ""), ("1", "")))
-    with pytest.raises(ProviderError, match="2 x T4 on each of 2 nodes, 4 in all; this machine shows 2 GPUs"):
-        Local().open(PoolRequest(pool_id=pool, nodes=2, accelerator=Accelerator("T4", 2))).acquire()
 
 
 def test_each_node_gets_gpus_of_its_own(

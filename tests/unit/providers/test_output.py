@@ -1,4 +1,3 @@
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -19,30 +18,6 @@ def test_an_announcement_in_pieces_is_one() -> None:
     assert output.tail == "one\ntwo\nthree"
 
 
-def test_an_announcement_wakes_who_waits() -> None:
-    """Nobody polls: the wait ends with the announcement, while the output goes on."""
-    more, done = threading.Event(), threading.Event()
-
-    def chunks() -> Iterator[bytes]:
-        more.wait(60)
-        yield _READY
-        done.wait(60)
-
-    output = NodeOutput(chunks(), "n")
-    assert output.wait_announcement(0.01) is None
-    assert not output.ended
-    more.set()
-    assert output.wait_announcement(5) is not None
-    done.set()
-
-
-def test_output_that_ends_ends_the_wait() -> None:
-    """No announcement will come from a node that has ended."""
-    output = NodeOutput([b"bad luck"], "n")
-    assert output.wait_announcement(60) is None
-    assert output.ended
-
-
 def test_only_the_last_lines_are_kept() -> None:
     """A node may print without end: forty lines are kept, none longer than a screenful."""
     output = NodeOutput((b"x" * 10_000 + b"%d\n" % n for n in range(100)), "n")
@@ -51,14 +26,6 @@ def test_only_the_last_lines_are_kept() -> None:
     assert len(lines) == 40
     assert lines[-1].endswith("x99")
     assert len(lines[-1]) == 2000
-
-
-def test_a_line_without_end_is_bounded() -> None:
-    """Progress bars never end a line; they do not fill the memory."""
-    output = NodeOutput((b"y" * 1000 for _ in range(1000)), "n")
-    output.join(60)
-    assert set(output.tail) == {"y"}
-    assert len(output.tail) <= 2000
 
 
 @pytest.mark.parametrize("line", [b"skyward-ready nonsense\n", b"skyward-ready {}\n"])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ConfigError
 from skyward.providers.base import Provider
 
 
@@ -67,17 +66,6 @@ def test_a_key_of_another_value_is_kept_and_can_be_changed(tmp_path: Path) -> No
     ssh = sky.SSH("a", "b", key=tmp_path / "one")
     assert [host.key for host in dataclasses.replace(ssh, build="remote").hosts] == [str(tmp_path / "one")] * 2
     assert [host.key for host in dataclasses.replace(ssh, key=tmp_path / "two").hosts] == [str(tmp_path / "two")] * 2
-
-
-@pytest.mark.parametrize(
-    "provider",
-    [sky.SSH("a"), sky.Docker(), sky.Slurm(), sky.Kubernetes()],
-    ids=lambda provider: type(provider).__name__,
-)
-def test_a_wrong_change_is_refused(provider: Any) -> None:
-    """With the words of the constructor."""
-    with pytest.raises(ConfigError, match=rf"sky\.{type(provider).__name__} has no parameter 'color'"):
-        dataclasses.replace(provider, color="red")
 
 
 def test_documents_of_the_caller_are_copied() -> None:

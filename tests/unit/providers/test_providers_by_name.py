@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 import skyward as sky
 from skyward.cli import down, ps
-from skyward.errors import ConfigError, UnknownNameError
 from skyward.providers import extensions
 
 SOURCE = """
@@ -80,12 +79,6 @@ def test_built_in_providers_are_there_too() -> None:
     assert extensions().load("Docker") is sky.Docker
 
 
-def test_an_unknown_name_offers_close_ones(shelf: Path) -> None:
-    """A typing error is answered with what was probably meant."""
-    with pytest.raises(UnknownNameError, match=r"no provider 'shelv'\. Did you mean 'shelf'\?"):
-        sky.providers.shelv()
-
-
 def test_the_command_line_finds_and_ends_its_pools(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`skyward ps` and `skyward down` take the name and one argument."""
     monkeypatch.setattr(sky.Docker, "find", lambda _: [])
@@ -96,10 +89,3 @@ def test_the_command_line_finds_and_ends_its_pools(shelf: Path, monkeypatch: pyt
     ended = CliRunner().invoke(down.command, ["1a2b3c4d", option], standalone_mode=False)
     assert f"pool 1a2b3c4d: 1 node ended at shelf://{shelf}" in ended.stdout
     assert list(shelf.iterdir()) == []
-
-
-def test_arguments_that_it_does_not_take_are_refused(shelf: Path) -> None:
-    """With what was written, before anything is asked."""
-    asked = CliRunner().invoke(ps.command, ["--at=shelf"], standalone_mode=False)
-    assert isinstance(asked.exception, ConfigError)
-    assert "--at shelf: this is not a place" in str(asked.exception)

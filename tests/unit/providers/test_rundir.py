@@ -44,14 +44,6 @@ def test_only_the_owner_can_open_anything(base: Path) -> None:
     assert (node / "key").read_bytes() == b"secret"
 
 
-def test_a_replaced_node_gets_a_directory_of_its_own(base: Path) -> None:
-    """The same node started again does not find what the first one left."""
-    directory = PoolDirectory.create("p", base)
-    first, second = directory.add(3, b"a"), directory.add(3, b"b")
-    assert first != second
-    assert (first / "key").read_bytes() == b"a"
-
-
 def test_a_pool_directory_is_made_once(base: Path) -> None:
     """A directory that exists is never taken over, since somebody else may have made it."""
     PoolDirectory.create("p", base)
@@ -90,15 +82,6 @@ def test_a_directory_that_is_just_being_made_is_left_alone(base: Path) -> None:
     assert not old.exists()
 
 
-def test_what_is_not_of_a_pool_is_never_swept(base: Path) -> None:
-    """A build that takes long keeps its folder, which has no owner file, while pools start and end."""
-    build = base / "skyward-build-x1y2z3"
-    build.mkdir()
-    os.utime(build, (0, 0))
-    sweep_orphans()
-    assert build.exists()
-
-
 def test_owners_in_other_namespaces_are_never_called_gone() -> None:
     """A process number means nothing in another process namespace."""
     assert not ProcessId(2**22, "1", "pid:[1]").is_gone()
@@ -111,16 +94,6 @@ def test_a_reused_process_number_is_another_process() -> None:
     assert ProcessId(me.pid, "1", me.namespace).is_gone()
     assert ProcessId.parse(me.text) == me
     assert ProcessId.parse("nonsense") is None
-
-
-def test_long_names_give_way_to_short_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of sockets must be short, so a base with a long name is not used."""
-    long = tmp_path / ("x" * 60)
-    long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    assert rundir.runtime_base() == Path("/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/null/none")
-    assert rundir.runtime_base() == rundir.temporary_base()
 
 
 @pytest.mark.parametrize(
@@ -184,12 +157,6 @@ def test_a_directory_that_others_plant_is_no_kept_pool_s(
     with pytest.raises(ProviderError, match="skyward-p of pool p is another user's, or opens for others"):
         PoolDirectory.create("p", base, "warm")
     assert list(path.iterdir()) == []
-
-
-def test_a_kept_pool_s_own_directory_is_used_again(base: Path) -> None:
-    """By the next client."""
-    first = PoolDirectory.create("p", base, "warm")
-    assert PoolDirectory.create("p", base, "warm").path == first.path
 
 
 def test_what_a_killed_process_left_in_a_private_directory_is_swept(base: Path) -> None:

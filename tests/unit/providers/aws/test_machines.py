@@ -140,18 +140,6 @@ def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
     assert all(re.fullmatch(r"[\w ._:/()#,@\[\]+=&;{}!$*-]*", text) for text in said)
 
 
-def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
-    """That pool and no other; a second time does nothing."""
-    for pool in ("p1", "p2"):
-        launch_pool(account, [offer()], pool)
-
-    cloud_base.destroy(ec2(account), "p1")
-    cloud_base.destroy(ec2(account), "p1")
-
-    assert {each["pool"] for each in found(account)} == {"p2"}
-    assert [each["GroupName"] for each in groups(account)] == ["skyward-p2"]
-
-
 def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
     """It may be a pool that is being opened, or that has lost its machines: `find` shows it, `destroy` removes it."""
     group_of(account)

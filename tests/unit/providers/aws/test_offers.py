@@ -97,19 +97,6 @@ def test_prices_are_those_of_a_type_and_on_the_spot_market_of_a_zone() -> None:
     }
 
 
-def test_a_region_without_the_type_is_refused() -> None:
-    """Before anything is launched."""
-    with pytest.raises(ProviderError, match=r"No availability zone of us-east-1 .* offers small"):
-        find_offers(Prices({}, {}, {"small": ("far",)}), [SMALL], ZONES, ["on-demand"])
-
-
-def test_a_type_without_a_spot_price_is_not_tried_there() -> None:
-    """AWS does not sell all types on the spot market."""
-    offers = find_offers(Prices({"small": 1.0}, {}, {"small": ("a",)}), [SMALL], ZONES, ["spot", "on-demand"])
-
-    assert [each.market for each in offers] == ["on-demand"]
-
-
 def test_prices_that_may_not_be_asked_leave_offers_without(caplog: pytest.LogCaptureFixture) -> None:
     """A warning says why; the pool can still be opened, unless it has a budget."""
 

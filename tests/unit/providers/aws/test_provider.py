@@ -11,7 +11,6 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.providers.aws.api import Api
-from skyward.providers.base import PoolRequest
 
 
 @pytest.mark.parametrize(
@@ -44,14 +43,6 @@ def test_a_pool_refuses_wrong_terms(settings: dict[str, Any], words: str) -> Non
         sky.ComputePool(sky.AWS("us-east-1"), **settings)
 
 
-@pytest.mark.parametrize("name", ["machine", "allocation", "max_hourly_cost", "budget"])
-def test_providers_that_rent_nothing_refuse_terms(name: str) -> None:
-    """None of these parameters is ignored."""
-    settings: dict[str, Any] = {name: "spot" if name in ("machine", "allocation") else 1.0}
-    with pytest.raises(ConfigError, match=rf"{name}= is for providers of rented machines; sky\.Local rents none"):
-        sky.ComputePool(sky.Local(), **settings)
-
-
 @pytest.mark.parametrize(
     ("provider", "module", "words"),
     [
@@ -76,14 +67,6 @@ def test_a_region_must_be_configured(account: Api, monkeypatch: pytest.MonkeyPat
     assert list(sky.AWS().find()) == []
 
 
-def test_an_account_without_a_default_network_is_an_error(account: Api) -> None:
-    """The message has the command that creates one."""
-    for subnet in account.call("ec2", "describe_subnets")["Subnets"]:
-        account.call("ec2", "delete_subnet", SubnetId=subnet["SubnetId"])
-    with pytest.raises(ProviderError, match="create-default-vpc"):
-        sky.AWS("us-east-1").offers(PoolRequest(pool_id="p1"))
-
-
 def test_an_unknown_client_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines are not opened to everybody instead."""
     monkeypatch.setattr("skyward.providers.cloud.provider._ADDRESS_SERVICE", "http://127.0.0.1:9/")
@@ -99,23 +82,3 @@ def test_the_values_alone_load_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-@pytest.mark.parametrize(
-    ("settings", "gb"), [({}, 163), ({"build": "remote"}, 58), ({"disk_gb": 500}, 500), ({"ami": "ami-1"}, 163)]
-)
-def test_the_disk_is_made_for_the_image_that_is_known_here(
-    settings: dict[str, Any], gb: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine here is asked, unless the image is built elsewhere."""
-    asked = list[sky.Image]()
-
-    def built_size(image: sky.Image, _: sky.Cluster) -> int:
-        asked.append(image)
-        return 50_000_000_000
-
-    monkeypatch.setattr("skyward.providers.cloud.provider.built_size", built_size)
-    request = PoolRequest(pool_id="p1", image=sky.Image(pip=["numpy"]))
-
-    assert sky.AWS("us-east-1", **settings).root_disk_gb("image", 8, request) == gb
-    assert [image.pip for image in asked] == ([("numpy",)] if gb == 163 else [])

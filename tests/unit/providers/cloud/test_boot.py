@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -120,31 +119,9 @@ def test_a_client_that_has_spent_less_or_more_moves_the_end(machine: Machine) ->
     assert machine.is_off(30)
 
 
-def config_of(keys: PoolKeys, launch: int = 0, **settings: Any) -> dict[str, Any]:
-    """The configuration that the machines of a launch get."""
-    start = FirstStart(read_notice="ask there", **settings)
-    kind, _, document = user_data(keys.login_public, keys.first_host_key(launch), 300, start).partition("\n")
-    assert kind == "#cloud-config"
-    assert len(document) < 16_000  # EC2's limit
-    found: dict[str, Any] = json.loads(document)
-    return found
-
-
 @pytest.fixture
 def keys(tmp_path: Path) -> PoolKeys:
     return PoolKeys.generate(tmp_path)
-
-
-def test_user_data_holds_what_a_machine_must_know(keys: PoolKeys) -> None:
-    """Its first host key, who may log in, the guard; the private key to log in with is not in it."""
-    config = config_of(keys)
-    assert keys.login_key.read_text() not in json.dumps(config)
-    assert config["ssh_keys"]["ed25519_private"].startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
-    assert config["users"][0]["ssh_authorized_keys"] == [keys.login_key.with_suffix(".pub").read_text().strip()]
-    unit = next(file["content"] for file in config["write_files"] if file["path"].endswith(".service"))
-    assert "ExecStartPre=/usr/bin/install -d -m 0700 -o skyward /run/skyward/skyward\n" in unit
-    assert "/usr/local/sbin/skyward-guard /run/skyward/skyward/pools /run/skyward-guard 600 60" in unit
-    assert keys.login_key.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_launch_has_a_first_host_key_for_its_first_connections(keys: PoolKeys) -> None:
@@ -161,26 +138,6 @@ def test_a_launch_has_a_first_host_key_for_its_first_connections(keys: PoolKeys)
     assert keys.known_hosts.read_text() == ""
     kept = [path.read_text() for path in keys.folder.iterdir()]
     assert not any(key.private in text for text in kept for key in (first, later))
-
-
-def test_only_keys_that_machines_have_generated_are_trusted(keys: PoolKeys) -> None:
-    """One at each address: a machine that has another's address later has its own."""
-    keys.trust({"10.0.0.2": "ssh-ed25519 BBBB", "10.0.0.1": "ssh-ed25519 AAAA"})
-    keys.trust({"10.0.0.1": "ssh-ed25519 CCCC"})
-
-    assert keys.known_hosts.read_text() == "10.0.0.1 ssh-ed25519 CCCC\n"
-
-
-@pytest.mark.parametrize(("settings", "word"), [({}, "closed"), ({"open_metadata": True}, "open")])
-def test_the_metadata_service_is_closed_unless_the_cloud_says_otherwise(
-    keys: PoolKeys, settings: dict[str, bool], word: str
-) -> None:
-    """The service of the machine is told so, and has the cloud's way to read notices."""
-    config = config_of(keys, **settings)
-    files = {file["path"].rpartition("/")[2]: file["content"] for file in config["write_files"]}
-    assert f"skyward-metadata /run/skyward-metadata {word}\n" in files["skyward-metadata.service"]
-    assert "read_notice() {\n    ask there\n}\n" in files["skyward-metadata"]
-    assert ["systemctl", "enable", "--now", "skyward-metadata.service"] in config["runcmd"]
 
 
 class Rotation:
@@ -217,23 +174,6 @@ def rotation(tmp_path: Path) -> Iterator[Rotation]:
     made = Rotation(tmp_path)
     yield made
     made.end()
-
-
-def test_a_machine_uses_its_own_host_key_once_the_client_trusts_it(rotation: Rotation) -> None:
-    """Not before, since the client could not come back. Nothing is left of the first key."""
-    process = rotation.start()
-    public = rotation.public()
-    assert public_key(public) == " ".join(public.split()[:2])
-    assert rotation.key.read_text() == "first\n"
-    assert (rotation.place / "client").stat().st_mode & 0o777 == 0o700
-
-    (rotation.place / "client" / "trusted").touch()
-    assert process.wait(30) == 0
-    said = subprocess.run(["ssh-keygen", "-y", "-f", rotation.key], capture_output=True, text=True, check=True)
-    assert said.stdout.split()[:2] == public.split()[:2]
-    assert rotation.key.stat().st_mode & 0o777 == 0o600
-    assert rotation.reloads.read_text().splitlines() == ["reload sshd", "reload ssh"]
-    assert not any("next" in path.name for path in rotation.key.parent.iterdir())
 
 
 def test_a_restarted_machine_keeps_its_host_key(rotation: Rotation) -> None:
