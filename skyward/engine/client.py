@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from skyward.engine.address import EngineAddress, check_alive, find_engine
+from skyward.engine.address import EngineAddress, find_engine
 from skyward.engine.container import (
     Container,
     ContainerSpec,
@@ -27,7 +27,7 @@ from skyward.engine.container import (
     wanted_limits,
 )
 from skyward.engine.failures import LimitRefusedError, engine_call
-from skyward.errors import EngineError, EngineMissingError
+from skyward.errors import EngineError
 
 _CALL_TIMEOUT_S = 120  # of silence from a live engine; a dead one is noticed sooner
 _LEAST_API = (1, 41)  # engine 20.10
@@ -157,14 +157,6 @@ class Engine:
             # handler, so that a timeout is not reported as the preceding refusal.
             with suppress(docker.errors.NotFound):
                 self._api.wait(container_id, timeout=_CALL_TIMEOUT_S, condition="removed")
-
-    def is_frozen(self) -> bool:
-        """Return whether it has not answered a ping for some seconds."""
-        try:
-            check_alive(self._path, self.url)
-        except EngineMissingError:
-            return True
-        return False
 
     def signal(self, container_id: str, name: str) -> None:
         """Send a signal such as "SIGUSR1" to the first process of a container; do nothing if it is not running."""

@@ -27,7 +27,6 @@ COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
 _log = logging.getLogger(__name__)
 _DISMISSED_S = 3.0  # how long a dismissed node may take to end
 _LOOK_S = 0.05
-_FIRST_LOOK_S = 3.0  # after that, an engine that has reported nothing about a container is checked for being frozen
 _GIB = 1024**3
 
 
@@ -334,10 +333,8 @@ class ContainerProcess:
         return self._directory.dial(address)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """Return how the container ended; None if it still runs after `timeout_s`, or the engine is frozen."""
-        ending = self._containers().watch.ending(self._id, min(timeout_s, _FIRST_LOOK_S))
-        if ending is None and timeout_s > _FIRST_LOOK_S and not self._containers().engine.is_frozen():
-            ending = self._containers().watch.ending(self._id, timeout_s - _FIRST_LOOK_S)
+        """Return how the container ended; None if it still runs after `timeout_s`."""
+        ending = self._containers().watch.ending(self._id, timeout_s)
         if ending is None:
             return None
         if ending.code is None:

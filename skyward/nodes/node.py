@@ -132,7 +132,7 @@ class Host(Protocol):
     @property
     def address(self) -> str: ...  # IP address of this host for the nodes of other hosts
     def claim_port(self) -> int:
-        """Return a TCP port on this host that no other pool gets while this one exists."""
+        """Return a TCP port on this host on which nothing listens, and that other pools are unlikely to get."""
         ...
 
     def start(self, launch: Launch) -> Node: ...

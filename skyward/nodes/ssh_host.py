@@ -61,7 +61,6 @@ class Machine:
         self._changed = False  # whether something may have been created on the machine
         self._closing = False
         self._loss_reason = ""
-        self._head_port: int | None = None
 
     def open(self) -> Facts:
         """Wait for the connection, and return the facts that its watchdog reports.
@@ -106,13 +105,6 @@ class Machine:
         self._containers = PoolContainers(self._pool, self.engine, self._rights, self.facts.user, self.watchdog.keep)
         threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
         self.connection.at_end(self._on_end)
-
-    def claim_head_port(self) -> int:
-        """Return a port for the pool's head on this machine; that of an earlier head is released."""
-        earlier, self._head_port = self._head_port, self.watchdog.port()
-        if earlier is not None:
-            self.watchdog.free_port(earlier)
-        return self._head_port
 
     def free_bytes(self) -> int | None:
         """Return the number of free bytes on the engine's disk; None if unknown."""

@@ -471,10 +471,8 @@ class SshNodeHost:
         return self.machine.address
 
     def claim_port(self) -> int:
-        """Return a port that no other pool of this user gets on that machine until it is released or another is
-        claimed.
-        """
-        return self.machine.claim_head_port()
+        """Return a port of that machine on which nothing listens."""
+        return self.machine.watchdog.port()
 
     def start(self, launch: Launch) -> RunnerNode:
         """Start the container of one node.

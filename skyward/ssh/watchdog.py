@@ -1,6 +1,6 @@
 """The watchdog: a shell script that runs on a host as long as the pool, as the session of its SSH connection.
 
-It reports the host's facts, creates the nodes' directories and claims ports. When its client is lost, it ends the
+It reports the host's facts, creates the nodes' directories and finds free ports. When its client is lost, it ends the
 pool's containers and removes what it created. The host needs only a POSIX shell and the docker command.
 """
 
@@ -26,216 +26,10 @@ _log = logging.getLogger(__name__)
 # Nothing on the host changes before the line "go". The mark distinguishes the script's output from that of users' shell
 # files.
 # State is in a directory that only the user can access. In it each watchdog has `POOL.SLOT.ATTEMPT`, with the nodes'
-# directories, `port.N` for each claimed port, `lease.N` for the lease in seconds, `watch.N` for the shell that monitors
-# it, `alive`, whose age is the client's silence, and `left` while a pool waits for its next client. Only names and ages
-# are used, never the content of files: bash and ksh execute commands in text passed to `$((...))`, and dash exits on
-# text that is not a number.
-_SCRIPT = r"""
-LC_ALL=C pool=$1 lease=$2 slot=$3 attempt=$4 sh=$$
-say() { printf 'skyward-watchdog %s\n' "$*"; }
-engine() { docker -H "unix://$sock" "$@" 2>/dev/null; }
-number() { case $1 in '' | 0?* | *[!0-9]* | ??????????*) return 1 ;; esac; }
-sock=/var/run/docker.sock
-case ${DOCKER_HOST:-} in unix://*) sock=${DOCKER_HOST#unix://} ;; esac
-own=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/docker.sock
-if [ ! -S "$sock" ] && [ -S "$own" ]; then sock=$own; fi
-set -- ${SSH_CONNECTION:-}
-say fact clock "$(date +%s)"
-say fact address "${3:-}"
-say fact machine "$(uname -s) $(uname -m)"
-say fact socket "$sock"
-if [ ! -S "$sock" ]; then say fact engine missing
-elif [ ! -r "$sock" ] || [ ! -w "$sock" ]; then say fact engine forbidden
-else say fact engine there; fi
-say fact docker "$(command -v docker)"
-say fact user "$(id -u) $(id -g)"
-nvidia-smi --query-gpu=driver_version,name --format=csv,noheader 2>/dev/null | while read -r gpu; do
-    say fact gpu "$gpu"
-done
-say fact toolkit "$(command -v nvidia-container-runtime-hook || command -v nvidia-ctk)"
-pidfile=${sock%.sock}.pid
-if [ -f "$pidfile" ] && daemon=$(head -c 20 "$pidfile" 2>/dev/null) && number "$daemon"; then
-    say fact status "$(grep CapEff "/proc/$daemon/status" 2>/dev/null)"
-    while read -r limit; do say fact limit "$limit"; done 2>/dev/null <"/proc/$daemon/limits"
-fi
-say facts
-
-mine() {  # whether a path is a directory of this user and no link, in which nobody else can write
-    [ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] || return 1
-    listed=$(ls -ldn "$1") || return 1
-    case $listed in
-    d????-??-*) ;;
-    d???????-?+*) return 1 ;;
-    d???????-*) set -- $listed; [ "$4" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ] ;;  # a group of one user
-    *) return 1 ;;
-    esac
-}
-settle() {  # find or make the directory for state; a machine of a cloud has one that its guard made
-    for base in "/run/skyward/$(id -un)" "${XDG_RUNTIME_DIR:+$XDG_RUNTIME_DIR/skyward}" "${HOME:+$HOME/.cache/skyward}"
-    do
-        case $base in /run/skyward/*) [ -d "$base" ] || continue ;; /*) ;; *) continue ;; esac
-        above=${base%/*}
-        [ -d "$above" ] || mkdir "$above" 2>/dev/null
-        above=$(cd -P "$above" 2>/dev/null && pwd -P) && base=$above/${base##*/}
-        case $base in *[[:space:]\"\'\\%:\$\`]*) continue ;; esac
-        [ ${#base} -le 66 ] || continue  # the paths of sockets below it must not have more than 107 characters
-        [ "$above" = /run/skyward ] || mine "$above" || continue
-        mkdir "$base" 2>/dev/null
-        mine "$base" || continue
-        pools=$base/pools
-        mkdir "$pools" 2>/dev/null
-        mine "$pools" || continue
-        case $listed in drwx------*) return 0 ;; esac
-    done
-    return 1
-}
-lease_of() {  # the lease that a directory notes
-    longest=
-    for noted in "$1"/lease.*; do
-        noted=${noted##*/lease.}
-        number "$noted" || continue
-        if [ -z "$longest" ] || [ "$noted" -gt "$longest" ]; then longest=$noted; fi
-    done
-    [ "$longest" ] && echo "$longest"
-}
-silence() {  # seconds since the client of a directory was heard
-    heard=$(date -r "$1/alive" +%s) && echo $(($(date +%s) - heard))
-}
-stale() {  # pools of this user whose watchdog was killed
-    for other in "$pools"/*; do
-        case ${other##*/} in *[!0-9A-Za-z.]* | *.*.*.*) continue ;; esac
-        limit=$(lease_of "$other") && silent=$(silence "$other") || continue
-        [ $((silent - 30)) -gt "$limit" ] && clear_pool "$other"
-    done
-}
-containers() {  # of one attempt of a pool
-    named=${1##*/}
-    engine ps -aq --no-trunc --filter "label=skyward.pool=${named%%.*}" --filter "label=skyward.watchdog=${named#*.}"
-}
-clear_pool() {  # until the engine has none of its containers, also none that was just being made
-    tries=0 clean=0
-    while [ $clean -lt 2 ] && [ $tries -lt 300 ]; do
-        if ids=$(containers "$1"); then
-            if [ -n "$ids" ]; then clean=0; engine rm -f -v $ids >/dev/null; continue; fi
-            clean=$((clean + 1))
-        fi
-        tries=$((tries + 1))
-        sleep 1
-    done
-    rm -rf "$1"
-}
-supersede() {  # end what earlier attempts of this pool left here; their watchdogs end when their directory is gone
-    for other in "$pools/$pool.$slot".*; do
-        number "${other##*.}" && [ "${other##*.}" -lt "$attempt" ] || continue
-        tries=0
-        while ids=$(containers "$other") && [ -n "$ids" ] && [ $tries -lt 20 ]; do
-            engine rm -f -v $ids >/dev/null || sleep 1
-            tries=$((tries + 1))
-        done
-        rm -rf "$other"
-    done
-}
-watch() {  # a connection that broke without a word keeps the watchdog's input open
-    while sleep 2 && [ -e "$dir/watch.$sh" ] && limit=$(lease_of "$dir") && silent=$(silence "$dir"); do
-        if [ "$silent" -gt "$limit" ]; then clear_pool "$dir"; fi
-    done
-    hang_up && kill $sh
-}
-hang_up() {  # forwards in the middle of something would keep the connection of a dead client
-    [ "$(cut -d' ' -f4 /proc/$sh/stat)" = "$PPID" ] || return
-    case $(cat "/proc/$PPID/comm") in sshd*) kill "$PPID" ;; esac
-}
-taken() {  # whether anybody listens at a port or holds its namesake of UDP, as clients on this machine do for theirs
-    cat /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 2>/dev/null |
-        grep -q ":$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0[7A] "
-}
-claim() {  # a claim is made, and then stands if it is the only one
-    tries=0
-    while [ $tries -lt 200 ]; do
-        tries=$((tries + 1))
-        set -- $(od -An -N2 -tu2 /dev/urandom)
-        number "$1" || break
-        port=$((10000 + $1 % 20000))
-        taken $port && continue
-        mkdir "$dir/port.$port" 2>/dev/null || continue
-        set -- "$pools"/*/"port.$port"
-        if [ $# -eq 1 ]; then say port $port; return; fi
-        rmdir "$dir/port.$port"
-    done
-    say failed no free port was found
-}
-
-share() {  # with a container, into which a directory is mounted: with one user, or any; nobody else gets past $dir
-    case $2 in
-    any) chmod 777 "$1" && chmod 644 "$1/key" ;;
-    "$(id -u)") : ;;
-    *) chown "$2" "$1" "$1/key" ;;
-    esac
-}
-disk() { say disk "$(df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })"; }
-
-while read -r word a; do
-    case $word in
-    disk) disk "$a" ;;
-    clear) settle 2>/dev/null && for kept in "$pools/$a".*/left; do [ -e "$kept" ] && rm -rf "${kept%/left}"; done
-        say cleared ;;
-    *) break ;;
-    esac
-done
-case $word in go | adopt) ;; *) exit 0 ;; esac
-umask 077
-trap '' HUP PIPE
-if ! settle 2>/dev/null; then
-    say failed 'neither $XDG_RUNTIME_DIR nor ~/.cache can hold a directory "skyward" that is this user'\''s alone.' \
-        'It must belong to the user, be no link, be writable by nobody else, and have a short path without odd signs'
-    exit 1
-fi
-dir=$pools/$pool.$slot.$attempt
-[ "$word" = adopt ] && [ -d "$dir" ] && : >"$dir/alive"
-stale </dev/null >/dev/null 2>&1 &
-if [ "$word" != adopt ] || [ ! -d "$dir" ]; then  # a client that finds nothing to take over begins anew
-    supersede 2>/dev/null
-    if why=$(mkdir "$dir" 2>&1); then :; else say failed "$why"; exit 1; fi
-fi
-for other in "$pools/$pool".*; do  # after that, since two watchdogs may be here at the same time
-    [ -d "$other" ] && [ "$other" != "$dir" ] || continue
-    say failed "File exists: $other, so this machine is in the pool already, under another name"
-    rmdir "$dir"
-    exit 1
-done
-lease() { : >"$dir/lease.$1"; for old in "$dir"/lease.*; do [ "${old##*.}" = "$1" ] || rm -f "$old"; done; }
-: >"$dir/alive"
-lease "$lease"
-rm -f "$dir"/watch.* "$dir/left"  # those of clients before end
-: >"$dir/watch.$sh"
-kept=
-watch </dev/null >/dev/null 2>&1 &
-say ready "$dir"
-while read -r word a b c; do
-    case $word in
-    beat) : >"$dir/alive" ;;
-    lease) lease "$a" ;;
-    until)
-        at=$(($(cut -d. -f1 /proc/uptime) + a)) && : >"$dir/until.$at"
-        for old in "$dir"/until.*; do [ "${old##*.}" = "$at" ] || rm -f "$old"; done ;;
-    named) kept=1 ;;
-    leave) lease "$a"; : >"$dir/alive"; rmdir "$dir"/port.* 2>/dev/null; : >"$dir/left"; say left; exit 0 ;;
-    port) claim ;;
-    free) rmdir "$dir/port.$a"; say freed ;;
-    disk) disk "$a" ;;
-    node)
-        if why=$(mkdir "$dir/$a" 2>&1 && printf "$b" >"$dir/$a/key" && share "$dir/$a" "$c" 2>&1)
-        then say made; else say failed "$why"; fi ;;
-    keep)
-        if why=$(printf "$b" 2>&1 >"$dir/$a" && chmod 644 "$dir/$a"); then say kept; else say failed "$why"; fi ;;
-    drop) rm -rf "$dir/$a"; say dropped ;;
-    end) rm -rf "$dir"; say ended; exit 0 ;;
-    esac
-done
-[ "$kept" ] && exit 0  # the next client may come; else `watch` goes on, and clears it after the lease
-clear_pool "$dir"
-hang_up
-"""
+# directories, `lease.N` for the lease in seconds, `watch.N` for the shell that monitors it, `alive`, whose age is the
+# client's silence, and `left` while a pool waits for its next client. Only names and ages are used, never the content
+# of files: bash and ksh execute commands in text passed to `$((...))`, and dash exits on text that is not a number.
+_SCRIPT = Path(__file__).with_name("watchdog.sh").read_text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +139,8 @@ class Watchdog:
             self._ask(f"clear {pool}")
 
     def port(self) -> int:
-        """Claim a TCP port on which nothing listens; this user's other pools do not get it until it is released."""
+        """Return a TCP port of the machine on which nothing listens, chosen at random."""
         return int(self._ask("port").removeprefix("port "))
-
-    def free_port(self, port: int) -> None:
-        """Release a port claimed by `port`."""
-        self._ask(f"free {port}")
 
     def free_bytes(self, path: str) -> int | None:
         """Return the number of free bytes on the file system of a path; None if unknown."""

@@ -86,45 +86,7 @@ STATE: Final = f"/run/skyward/{USER}"  # the watchdog's directory, created by ro
 _BOOT_S = 600  # how long a machine waits for its pool's first lease
 _IDLE_S = 60.0  # how long it waits for another pool after the last one
 # The guard runs as root, and the files belong to a user: it uses names and ages of files, never their content.
-GUARD: Final = r"""#!/bin/sh
-# Shuts the machine down when no live pool holds a lease on it, and when its pool's budget is spent.
-LC_ALL=C folder=$1 mark=$2 left=$3 idle=$4 budget=$5
-now() { cut -d. -f1 /proc/uptime; }
-number() { case $1 in '' | 0?* | *[!0-9]* | ??????????*) return 1 ;; esac; }
-live() {  # whether a watchdog's directory (see ssh/watchdog.py) has a lease that its client has renewed in time
-    clock=$(date +%s)
-    for noted in "$folder"/*/lease.*; do
-        limit=${noted##*/lease.} alive=${noted%/*}/alive
-        number "$limit" || continue
-        [ -f "$alive" ] && [ ! -L "$alive" ] && heard=$(date -r "$alive" +%s 2>/dev/null) || continue
-        [ $((clock - heard - 30)) -le "$limit" ] && return 0
-    done
-    return 1
-}
-spent() {  # whether the budget is spent: as the client has said last, by the machine's uptime, else as at the launch
-    first=
-    for noted in "$folder"/*/until.*; do
-        at=${noted##*/until.}
-        number "$at" || continue
-        if [ -z "$first" ] || [ "$at" -lt "$first" ]; then first=$at; fi
-    done
-    first=${first:-$launch}
-    [ "$first" ] && [ "$(now)" -ge "$first" ]
-}
-last=$(now) launch=
-if number "$budget"; then
-    for noted in "$mark".until.*; do launch=${noted##*.}; done  # noted before this guard was started again
-    number "$launch" || launch=$((last + budget))
-    : >"$mark.until.$launch"
-fi
-: >"$mark"
-while sleep 1; do
-    if live; then last=$(now) left=$idle; fi
-    spent || [ $(($(now) - last)) -gt "$left" ] || continue
-    shutdown -h now || poweroff -f
-    sleep 60
-done
-"""
+GUARD: Final = Path(__file__).with_name("guard.sh").read_text()
 
 
 def _guard(lease_s: float, budget_s: float | None) -> _Service:
@@ -142,22 +104,7 @@ HOST_KEY: Final = "/etc/ssh/ssh_host_ed25519_key"  # cloud-init writes the first
 _EXCHANGE: Final = "/run/skyward-host-key"
 PUBLIC: Final = f"{_EXCHANGE}/public"  # the public half of the machine's own key
 TRUSTED: Final = f"{_EXCHANGE}/client/trusted"  # created by the client; its content is ignored
-KEY_SCRIPT: Final = r"""#!/bin/sh
-# Generates a host key, shows its public half, and gives it to sshd when the client trusts it.
-key=$1 place=$2 user=$3
-[ ! -e "$key.own" ] || exit 0  # a machine that was restarted keeps the key that it has generated
-umask 077
-rm -f "$key.next" "$key.next.pub"
-ssh-keygen -q -t ed25519 -N '' -C skyward -f "$key.next" || exit 1
-rm -rf "$place/public" "$place/client"
-install -d -m 755 "$place" && install -d -m 700 -o "$user" "$place/client" || exit 1
-install -m 644 "$key.next.pub" "$place/.public" && mv "$place/.public" "$place/public" || exit 1
-until [ -e "$place/client/trusted" ]; do sleep 0.2; done
-mv -f "$key.next.pub" "$key.pub"
-mv -f "$key.next" "$key" || exit 1
-: >"$key.own"
-systemctl reload sshd 2>/dev/null || systemctl reload ssh
-"""
+KEY_SCRIPT: Final = Path(__file__).with_name("host_key.sh").read_text()
 _LINE = re.compile(r"(ssh-ed25519 [A-Za-z0-9+/]{68})( .*)?")
 
 
@@ -282,54 +229,7 @@ _METADATA: Final = "/run/skyward-metadata"
 READY: Final = f"{_METADATA}/ready"  # exists once the metadata service is closed, or if it is to stay open
 NO_NOTICES: Final = f"{_METADATA}/blind"  # exists if the firewall cannot match control groups: notices cannot be read
 NOTICE: Final = f"{_METADATA}/notice"  # as written by `read_notice`
-_METADATA_SCRIPT: Final = r"""#!/bin/sh
-# Closes the metadata service to everything but this script unless told "open", and reads the cloud's notices.
-place=$1 access=$2 address=169.254.169.254
-group=$(sed -n 's/^0:://p' /proc/self/cgroup)
-group=${group%/}/skyward-metadata
-
-enter_group() {
-    root=
-    while read -r _ at kind _; do [ "$kind" = cgroup2 ] && root=$at && break; done </proc/mounts
-    if [ -z "$root" ]; then
-        root=/run/skyward-cgroup
-        mkdir -p "$root" && mount -t cgroup2 none "$root"
-    fi
-    mkdir -p "$root$group" && echo $$ >"$root$group/cgroup.procs"
-}
-refuse() {  # the rules below are inserted above this one, so that it holds also while this script starts again
-    "$1" -w -C OUTPUT -d "$2" -j REJECT 2>/dev/null || "$1" -w -I OUTPUT -d "$2" -j REJECT
-}
-pass_ports() {  # above the rule that refuses
-    for port in @OPEN_PORTS@; do
-        for kind in udp tcp; do
-            iptables -w -C OUTPUT -d $address -p $kind --dport $port -j ACCEPT 2>/dev/null ||
-                iptables -w -I OUTPUT -d $address -p $kind --dport $port -j ACCEPT || return
-        done
-    done
-}
-pass_own() {
-    iptables -w -N SKYWARD 2>/dev/null || iptables -w -F SKYWARD || return
-    iptables -w -A SKYWARD -m cgroup --path "${group#/}" -j ACCEPT || return
-    iptables -w -C OUTPUT -d $address -j SKYWARD 2>/dev/null || iptables -w -I OUTPUT -d $address -j SKYWARD
-}
-ask() { curl -sf -m 2 "$@"; }
-read_notice() {
-@READ_NOTICE@
-}
-
-mkdir -p "$place" && rm -f "$place/ready" "$place/blind" "$place/notice" || exit 1
-if [ "$access" != open ]; then
-    refuse iptables $address && pass_ports || exit 1
-    refuse ip6tables fd00:ec2::254 2>/dev/null  # EC2's and Google's addresses in IPv6, which may be switched off
-    refuse ip6tables fd20:ce::254 2>/dev/null
-    enter_group && pass_own || : >"$place/blind"
-fi
-: >"$place/ready"
-while sleep 2; do
-    read_notice >"$place/.notice" && [ -s "$place/.notice" ] && mv "$place/.notice" "$place/notice"
-done
-"""
+_METADATA_SCRIPT: Final = Path(__file__).with_name("metadata.sh").read_text()
 
 
 def _metadata(start: FirstStart) -> _Service:

@@ -108,21 +108,14 @@ def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, p
     assert Path(again).exists()
 
 
-def test_ports_are_free_and_claimed_once(start: Start, pools: Path) -> None:
-    """Different ones, outside the range that kernels hand out by themselves; given back at the end."""
+def test_ports_are_free_and_chosen_at_random(start: Start) -> None:
+    """They are outside the range that kernels hand out by themselves."""
     watchdog = start()
     watchdog.facts()
     watchdog.go()
     ports = {watchdog.port() for _ in range(5)}
-    assert len(ports) == 5
+    assert len(ports) > 1
     assert all(10_000 <= port < 30_000 for port in ports)
-    held = {int(path.suffix[1:]) for path in pools.glob("*/port.*")}
-    assert held == ports
-    given_up = ports.pop()
-    watchdog.free_port(given_up)
-    assert {int(path.suffix[1:]) for path in pools.glob("*/port.*")} == ports
-    watchdog.end()
-    assert not any(pools.glob("*"))
 
 
 def test_the_same_pool_twice_on_a_machine_is_refused(start: Start) -> None:
