@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import docker
 import pytest
@@ -27,6 +27,7 @@ from skyward.nodes.node import Announcement, Host, Node
 from skyward.nodes.process_id import current_user
 from skyward.providers import Docker
 from skyward.providers.base import Allocation, PoolRequest
+from skyward.wire.forward import Forward
 from tests.standin import ask, install, launch
 
 Start = Callable[..., Node]
@@ -86,53 +87,18 @@ def start(host: Host, pool: str, image: str) -> Start:
     return _start
 
 
-class _Relay:
-    """Stands between a client and the engine's socket, and can break every connection."""
+def _relay(path: Path, target: Path) -> Forward:
+    """A socket that leads to the engine's own; closing it is as if the engine were killed."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
 
-    def __init__(self, path: Path, target: Path) -> None:
-        self.path, self._target = path, target
-        self._ends: list[socket.socket] = []
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(path))
-        self._server.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+    def dial() -> socket.socket:
+        far = socket.socket(socket.AF_UNIX)
+        far.connect(str(target))
+        return far
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cut()
-
-    def cut(self) -> None:
-        """Be as dead as a killed engine: nobody listens, all connections end."""
-        self.path.unlink(missing_ok=True)
-        for end in [self._server, *self._ends]:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:  # ended already
-                pass
-            end.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-            except OSError:
-                return
-            far = socket.socket(socket.AF_UNIX)
-            far.connect(str(self._target))
-            self._ends += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
+    return Forward(listener, dial)
 
 
 def _inspect(api: Any, pool: str, node: int = 0) -> dict[str, Any]:
@@ -272,11 +238,13 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
 def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_path: Path) -> None:
     """When the engine's connections break, who waits for a node's end learns that nobody knows it any more."""
     real = Path(Engine.connect().url.removeprefix("unix://"))
-    with _Relay(tmp_path / "docker.sock", real) as relay:
-        allocation = Docker(f"unix://{relay.path}").open(PoolRequest(pool_id=pool))
+    path = tmp_path / "docker.sock"
+    with closing(_relay(path, real)) as relay:
+        allocation = Docker(f"unix://{path}").open(PoolRequest(pool_id=pool))
         node = allocation.acquire()[0].start(launch(pool, image=image))
         node.wait_ready(60)
-        relay.cut()
+        path.unlink()
+        relay.close()
         ended = node.wait_exit(60)
         assert ended is not None
         assert ended.code is None

@@ -29,13 +29,6 @@ def found(facts: Facts, gpus: int = 0, accelerator: Accelerator | None = None) -
     return [(finding.what, finding.text) for finding in checks.check_host("gpu1", facts, gpus, accelerator)]
 
 
-def test_a_host_that_is_well_has_no_findings() -> None:
-    """With and without GPUs."""
-    assert found(READY) == []
-    assert found(READY, 4, A100) == []
-    assert found(replace(READY, gpus=(), toolkit="")) == []
-
-
 @pytest.mark.parametrize(
     ("facts", "what", "text"),
     [

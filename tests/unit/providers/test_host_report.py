@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from skyward.errors import EngineError, EngineMissingError, SkywardError
@@ -41,10 +41,6 @@ def condition(
     return host_report_of(cast(Machine, FakeMachine(facts, about, free)))
 
 
-def what(found: HostReport) -> list[str]:
-    return [finding.what for finding in found.findings]
-
-
 def test_a_host_that_is_well() -> None:
     """Everything there is to know, and nothing wrong; as a row, and as JSON."""
     found = condition(READY)
@@ -56,20 +52,6 @@ def test_a_host_that_is_well() -> None:
     assert row["DRIVER"] == "535.104.05"
     assert (row["DISK FREE"], row["CLOCK"], row["READY"]) == ("50 GB", "+0 s", "yes")
     assert json.loads(json.dumps(found.document))["driver"] == "535.104.05"
-
-
-def test_several_things_are_wrong_at_once() -> None:
-    """Clock, toolkit, engine and disk of one host are all found."""
-    facts = replace(READY, ahead_s=90.0, toolkit="")
-    assert what(condition(facts, EngineMissingError("no answer"))) == ["clock", "gpu", "engine"]
-    assert what(condition(facts, free=10**6)) == ["clock", "gpu", "disk"]
-
-
-def test_an_engine_that_is_not_there_is_not_asked() -> None:
-    """It is missing, which is one finding; its columns are empty."""
-    found = condition(replace(READY, engine="missing"), AssertionError("asked"))  # type: ignore[arg-type]
-    assert what(found) == ["engine"]
-    assert as_row(found)[1:6] == ("-", "-", "-", "-", "-")
 
 
 def test_an_error_is_a_finding_of_its_kind() -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,17 +79,6 @@ def test_facts_are_told_before_anything_is_changed(start: Start, pools: Path, tm
     assert not pools.parent.exists()
 
 
-def test_a_host_without_an_engine_says_so(start: Start) -> None:
-    """There is no such socket."""
-    assert start().facts().engine == "missing"
-
-
-def test_a_host_that_cannot_be_reached_is_explained(start: Start) -> None:
-    """By ssh's own words, and with what to do."""
-    with pytest.raises(ProviderError, match=r"The SSH connection failed\..* Connection refused\."):
-        start("refused").facts()
-
-
 def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, pools: Path) -> None:
     """Any bytes can be a key; nobody else can read it; a node that is replaced leaves its directory alone."""
     watchdog = start()
@@ -149,36 +137,6 @@ def test_the_next_attempt_on_a_machine_ends_what_the_last_one_left(start: Start,
     assert "rm -f -v c0ffee" in (tmp_path / "removed").read_text()
     assert lost.connection.ended.wait(30)
     assert again.port()
-
-
-def test_free_space_is_that_of_a_path(start: Start, tmp_path: Path) -> None:
-    """In bytes, also before anything is changed there; a path that does not exist has none that could be told."""
-    watchdog = start()
-    watchdog.facts()
-    assert watchdog.free_bytes(str(tmp_path))
-    watchdog.go()
-    free = watchdog.free_bytes(str(tmp_path))
-    stat = os.statvfs(tmp_path)
-    assert free is not None
-    assert abs(free - stat.f_bavail * stat.f_frsize) < 2**30
-    assert watchdog.free_bytes("/no/such/place") is None
-
-
-def test_the_directory_goes_when_the_client_goes(start: Start) -> None:
-    """The end of its input is the end of the pool, without a word from the client."""
-    watchdog = start()
-    watchdog.facts()
-    watchdog.go()
-    watchdog.add(0, b"key", None)
-    watchdog.connection.close()
-    _wait_gone(Path(watchdog.directory))
-
-
-def _wait_gone(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

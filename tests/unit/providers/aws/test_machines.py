@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from skyward.delivery.checks import room_gb
 from skyward.errors import ProviderError
 from skyward.model.resource import Resource
 from skyward.model.spec import Accelerator
@@ -116,14 +115,6 @@ def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypa
     assert "skyward.hourly" not in {tag["Key"] for tag in groups(account, "p1")[0]["Tags"]}
 
 
-@pytest.mark.parametrize(
-    ("image_bytes", "gb"), [(None, 50), (0, 50), (300_000_000, 50), (8_000_000_000, 50), (20_000_000_000, 80)]
-)
-def test_a_disk_has_room_for_the_image(image_bytes: int | None, gb: int) -> None:
-    """Two and a half times as much as it takes, 30 GB to write to, and never less than 50."""
-    assert room_gb(image_bytes) == gb
-
-
 def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
     """Port 22 from one address, everything among themselves, nothing else."""
     group = group_of(account)
@@ -164,17 +155,3 @@ def test_machine_images_come_from_public_parameters(account: Api) -> None:
 
 def image(api: Api, **settings: Any) -> tuple[str, Mapping[str, Any]]:
     return find_image(api, AWS("us-east-1", build="remote", **settings), PoolRequest(pool_id="p1"))
-
-
-def test_a_machine_that_does_not_run_is_terminated_at_once(account: Api) -> None:
-    """Also if the launch itself succeeded: otherwise it would run until the end of the pool."""
-
-    class Stuck(Api):
-        def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
-            if action == "describe_instances":
-                raise ProviderError("no answer")
-            return account.call(service, action, **arguments)
-
-    with pytest.raises(ProviderError, match="no answer"):
-        launch_pool(Stuck("us-east-1"), [offer()])
-    assert [each for each in ec2(account).instances("p1") if each.exists] == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from skyward.errors import ConfigError, ProviderError
@@ -11,7 +9,7 @@ from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalog import find_offers, find_types
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.base import MachineType, RefusedError
+from skyward.providers.cloud.base import MachineType
 from tests.unit.providers.aws.conftest import Prices
 
 AMD, ARM = "linux/amd64", "linux/arm64"
@@ -95,20 +93,3 @@ def test_prices_are_those_of_a_type_and_on_the_spot_market_of_a_zone() -> None:
         *(("spot", "large", "b", 1.2), ("on-demand", "small", "a", 1.0), ("on-demand", "small", "b", 1.0)),
         *(("on-demand", "large", "a", 2.0), ("on-demand", "large", "b", 2.0)),
     }
-
-
-def test_prices_that_may_not_be_asked_leave_offers_without(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning says why; the pool can still be opened, unless it has a budget."""
-
-    class Mute(Prices):
-        def call(self, service: str, action: str, **arguments: object):  # type: ignore[no-untyped-def]
-            if service == "pricing":
-                raise RefusedError("AWS was asked to get products and refused: AccessDenied.", "AccessDenied")
-            return super().call(service, action, **arguments)
-
-    with caplog.at_level(logging.WARNING):
-        offers = find_offers(Mute({}, {}, {"small": ("a",)}), [SMALL], ZONES, ["on-demand"])
-
-    assert [each.hourly for each in offers] == [None]
-    assert "refused: AccessDenied" in caplog.text
-    assert "at an unknown price" in offers[0].text(1)

@@ -58,14 +58,6 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]
     made.process.wait()
 
 
-@pytest.mark.parametrize("machine", [(1, 1)], indirect=True)
-def test_a_machine_that_no_client_ever_reaches_ends(machine: Machine) -> None:
-    """After the time that a boot may take."""
-    assert machine.is_off(30)
-    assert machine.off.read_text() == "-h now\n"
-    assert (machine.off.parent / "mark").exists()
-
-
 @pytest.mark.parametrize("machine", [(60, 1)], indirect=True)
 def test_a_machine_lives_with_its_pool_and_ends_after_it(machine: Machine) -> None:
     """As long as the watchdog's directory is fresh, whether the pool ends in order or the watchdog dies."""

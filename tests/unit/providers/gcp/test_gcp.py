@@ -93,23 +93,6 @@ def test_machines_by_size_and_accelerator(
     assert {each.zone for each in found} <= set(ZONES)
 
 
-def test_spot_prices_are_of_the_spot_market(project: ComputeApi) -> None:
-    """In every zone that has the type; N1 machines get GPUs only where a zone has them."""
-    prices = {(each.zone, each.market): each.hourly for each in offers(accelerator="L4") if "-4" in each.type.name}
-
-    assert prices[ZONES[1], "spot"] == pytest.approx(4 * 0.01 + 16 * 0.001 + 0.2)
-    assert {zone for zone, _ in prices} == set(ZONES)
-    assert {each.zone for each in offers(accelerator="T4")} == {ZONES[0]}
-
-
-def test_the_price_list_is_read_once_a_day(project: ComputeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """All its pages; without it offers have no price, and a warning says why."""
-    offers()
-    offers()
-    assert [name for name, _ in project.calls].count("skus") == 2  # two pages
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
