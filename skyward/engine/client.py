@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from skyward.engine.address import EngineAddress, find_engine
+from skyward.engine.address import EngineAddress, check_alive, find_engine
 from skyward.engine.container import (
     Container,
     ContainerSpec,
