@@ -72,5 +72,5 @@ class Place:
 
 
 def here() -> Place:
-    """Return the place of the clone that this file lies in."""
-    return Place(Path(__file__).resolve().parents[2])
+    """Return the place of the clone that this file lies in, or of the clone whose `.engine` it links to."""
+    return Place((Path(__file__).resolve().parents[2] / ".engine").resolve().parent)
