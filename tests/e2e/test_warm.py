@@ -270,19 +270,6 @@ def test_without_keep_the_pool_ends(run: Run, kind: str) -> None:
     assert not (pool_folder("warm") / "pool.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["Local"], indirect=True)
-def test_a_fork_of_the_client_keeps_nothing(run: Run) -> None:
-    """A child that lives on has no claim to the pool."""
-    body = "if os.fork() == 0:\n    open('child', 'w').write(str(os.getpid()))\n    time.sleep(600)\n    os._exit(0)"
-    first = run("one", body=body + "\nwhile not os.path.exists('child'): time.sleep(0.01)")
-    before = first.ends()
-    child = int(Path(first._out.parent, "child").read_text())
-    try:
-        assert agents(run("two", share=False).ends()) == agents(before)
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_skyward_down(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`skyward ps` shows the name and until when it is kept; `skyward down` ends it by its name."""
     first = run("one").ends()

@@ -175,19 +175,6 @@ def _explained(skyward: Skyward, script: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in skyward("build", script, "--explain", "--json")[1].splitlines()]
 
 
-def test_several_pools_are_explained_apart(skyward: Skyward, engine: FakeEngine, script: Path) -> None:
-    """Each has a name of its own, and its own last build."""
-    _make(skyward, engine, script)
-    assert skyward("build", script)[0] == 0  # remembers both
-    script.write_text("# a line more\n" + SCRIPT.replace("two", "other"))
-
-    events = _explained(skyward, script)
-
-    assert [each["image"] for each in events] == [f"{script}:first", f"{script}:second"]
-    assert [each["exists"] for each in events] == [True, False]
-    assert [each["changes"] for each in events] == [[], [{"input": "run", "before": "two", "after": "other"}]]
-
-
 def test_what_exists_is_not_explained_as_changed(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
     """Also where the last build was of something else: an edit that was taken back needs no build."""
     _make(skyward, engine, file)
@@ -202,24 +189,6 @@ def test_what_exists_is_not_explained_as_changed(skyward: Skyward, engine: FakeE
     assert event["exists"]
     assert event["changes"] == event["rebuilt"] == []
     assert event["reused"]
-
-
-def test_the_platform_can_be_given(skyward: Skyward, script: Path, file: Path) -> None:
-    """It wins over what is declared, and makes another image."""
-    _, out, _ = skyward("build", script, "--print", "--platform", "linux/amd64")
-    assert "second for linux/amd64" in out
-    _, here, _ = skyward("build", file, "--check", "--platform", "linux/amd64")
-    _, there, _ = skyward("build", file, "--check", "--platform", "linux/arm64")
-    assert here.split()[0] != there.split()[0]
-    assert skyward("build", file, "--check", "--platform", "windows")[0] == 2
-
-
-def test_a_machine_is_an_ssh_address(skyward: Skyward, file: Path) -> None:
-    """Anything else is refused before anything is asked."""
-    status, _, err = skyward("build", file, "--on", "tcp://box:2375")
-
-    assert status == 2
-    assert "ssh://user@host" in err
 
 
 def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: Skyward, file: Path) -> None:
@@ -250,43 +219,6 @@ def test_eject_writes_what_docker_builds(skyward: Skyward, tmp_path: Path) -> No
     (script,) = folder.glob("steps-*/step.sh")
     assert script.stat().st_mode & 0o777 == 0o644
     assert (folder / "mount-points.tar").is_file()
-
-
-def test_eject_names_the_command_of_podman(skyward: Skyward, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what its images take to be as Docker's."""
-    podman, folder = tmp_path / "podman", tmp_path / "out"
-    podman.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "podman version 4.3.1"\n')
-    podman.chmod(0o755)
-    monkeypatch.setenv("SKYWARD_DOCKER_CLI", str(podman))
-    (tmp_path / "image.toml").write_text('run = ["make it"]\nplatform = "linux/arm64"\n')
-    status, out, err = skyward("build", tmp_path / "image.toml", "--eject", folder)
-    assert (status, err) == (0, "")
-    command = "podman build --format=docker --platform linux/arm64 --tag out ."
-    assert out.endswith(f": build it there with\n  {command}\n")
-    assert (folder / "Dockerfile").read_text().splitlines()[0] == f"# Build it here with: {command}"
-
-
-@pytest.mark.parametrize(
-    ("text", "files", "message"),
-    [
-        ("", ["out/file"], "writes into a new or an empty folder"),
-        (
-            'base = "./x.Dockerfile"',
-            ["x.Dockerfile"],
-            "x.Dockerfile makes, which --eject does not write",
-        ),
-    ],
-)
-def test_what_eject_refuses(skyward: Skyward, tmp_path: Path, text: str, files: list[str], message: str) -> None:
-    """A folder with files, and a base that would have to be built first."""
-    (tmp_path / "image.toml").write_text(text)
-    for name in files:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("FROM base:1\n")
-    status, _, err = skyward("build", tmp_path / "image.toml", "--eject", tmp_path / "out")
-
-    assert status == 2
-    assert re.search(message, err)
 
 
 def test_eject_takes_one_image(skyward: Skyward, script: Path, tmp_path: Path) -> None:

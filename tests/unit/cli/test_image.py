@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 import pytest
 
 from skyward.builder.store import last_use, note_use
@@ -75,15 +73,6 @@ def test_an_image_with_two_names(skyward: Skyward, engine: FakeEngine) -> None:
         assert not {tag, other} & {*engine.images}
 
 
-def test_names_of_podman(skyward: Skyward, engine: FakeEngine) -> None:
-    """Shown, and taken, as Docker has them."""
-    tag = _own(engine, "ab")
-    engine.images[f"localhost/{tag}"] = engine.images.pop(tag)
-    assert skyward("image", "ls")[1].splitlines()[1].split()[0] == tag
-    for word in (tag, f"localhost/{tag}", tag.partition(":")[2]):
-        assert skyward("image", "rm", "--dry-run", word)[:2] == (0, f"{tag} would be removed (1 kB)\n")
-
-
 def test_removal_by_tag(skyward: Skyward, engine: FakeEngine) -> None:
     """The repository may be left out; what is known of the image's use goes, too."""
     first, second, kept = _own(engine, "ab"), _own(engine, "cd"), _own(engine, "ef")
@@ -147,35 +136,6 @@ def test_pruning(skyward: Skyward, engine: FakeEngine, options: list[str], remov
     assert {"foreign:1", "child:1", "base:1"} <= set(engine.images)
 
 
-def test_the_date_in_an_image_is_not_its_age(skyward: Skyward, engine: FakeEngine) -> None:
-    """Builds that repeat have one old date; what counts is when the engine got the image."""
-    fresh, old = _own(engine, "ab", days=9999), _own(engine, "cd", days=9999)
-    engine.images[fresh]["tagged"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
-    engine.images[old]["tagged"] = "2020-01-02T03:04:05Z"
-
-    assert skyward("image", "prune")[1] == f"{old} removed\n1 image removed\n"
-    assert fresh in engine.images
-
-
-def test_an_age_without_unit_is_refused(skyward: Skyward, engine: FakeEngine) -> None:
-    """Before the engine is asked."""
-    status, _, err = skyward("image", "prune", "--older-than", "30")
-
-    assert status == 2
-    assert "30d, 12h" in err
-    assert engine.requests == []
-
-
-def test_no_engine(skyward: Skyward, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An engine that is not there is status 5."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-
-    status, _, err = skyward("image", "ls")
-
-    assert status == 5
-    assert "there is no such socket" in err
-
-
 def test_everything_is_told_as_json(skyward: Skyward, engine: FakeEngine) -> None:
     """One object per line, with what the image was used by last."""
     own, other = _own(engine, "ab", size=12), _own(engine, "cd", days=1)
@@ -203,19 +163,3 @@ def test_a_dry_run_removes_nothing(skyward: Skyward, engine: FakeEngine, words: 
     assert told == {"event": "would-remove", "tag": own, "size": 12_000_000}
     assert own in engine.images
     assert not [request for request in engine.requests if request.startswith("DELETE")]
-
-
-@pytest.mark.parametrize("width", [90, 200])
-def test_tables_hold_on_narrow_terminals(
-    skyward: Skyward, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    """Nothing is cut, and no line is longer than the terminal is wide: cells wrap."""
-    own = _own(engine, "ab", size=12_345_678)
-    note_use(own, "/home/me/projects/train.py")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", str(width))
-    lines = click.unstyle(skyward("image", "ls")[1]).splitlines()
-    assert max(map(len, lines)) <= width
-    assert any(line.startswith(own) for line in lines)
-    text = "".join("".join(lines).split())
-    assert all(each in text for each in [own, "12.3MB", "LASTUSED"])

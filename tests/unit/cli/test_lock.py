@@ -79,14 +79,6 @@ def test_a_lock_that_no_longer_fits(skyward: Skyward, file: Path) -> None:
     assert skyward("lock", file, "--check")[0] == 0
 
 
-def test_commands_are_no_part_of_a_lock(skyward: Skyward, file: Path) -> None:
-    """What needs no resolving may change without it."""
-    skyward("lock", file)
-    tag = _tag(skyward, file)
-    file.write_text(TOML.replace('"true"', '"false"'))
-    assert _tag(skyward, file) != tag
-
-
 def test_versions_are_kept(skyward: Skyward, wheels: Path, file: Path) -> None:
     """Also where the image asks for more, until an upgrade is asked for: of all packages, or of one."""
     skyward("lock", file)
@@ -134,22 +126,6 @@ def test_a_pulled_base_stays_where_its_tag_moves(skyward: Skyward, engine: FakeE
     assert _tag(skyward, file) == tag
     skyward("lock", file, "--upgrade")
     assert _tag(skyward, file) != tag
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("nonsense", "cannot be read"),
-        ("version = 7", "cannot be read: it has version 7, not 1"),
-        ('version = 1\n[[target]]\nplatform = "linux/amd64"', "cannot be read"),
-    ],
-)
-def test_a_lock_that_cannot_be_read(skyward: Skyward, file: Path, text: str, message: str) -> None:
-    """The sentence names the file."""
-    file.with_suffix(".lock").write_text(text)
-    status, _, err = skyward("build", file, "--check")
-    assert status == 2
-    assert f"The lock images/small.lock {message}" in err
 
 
 def test_images_of_scripts_name_their_lock(skyward: Skyward, file: Path) -> None:

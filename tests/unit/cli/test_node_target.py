@@ -87,16 +87,6 @@ def test_words_that_name_no_one_node_are_refused(words: list[str], kind: type[Ex
         find_node([HERE], *words)
 
 
-def test_the_place_that_an_option_names_comes_first() -> None:
-    """Its provider knows better how to get in; one that cannot be asked counts only where nothing is found."""
-    there = place("there", node("abc1", 0))
-    silent = place("silent", error=ProviderError("It is away."))
-
-    assert find_node([HERE, there, silent], "abc1").place is there
-    with pytest.raises(ProviderError, match="silent did not answer: It is away"):
-        find_node([HERE, silent], "nope")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

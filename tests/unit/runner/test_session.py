@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,13 +52,6 @@ def test_the_status_of_a_command_is_reported(argv: list[str], status: int, said:
 
     assert out == (b"given" if status == 3 else b"")
     assert said in err
-
-
-def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    """As the node was removed meanwhile."""
-    with session("true", cwd=str(tmp_path / "gone")) as (run, _):
-        assert b"gone, is gone." in run.communicate(timeout=60)[1]
-        assert run.returncode == 126
 
 
 def test_signals_reach_the_command() -> None:

@@ -178,17 +178,6 @@ def test_who_reads_no_more_is_noticed_by_the_program(home: Path) -> None:
     assert process.wait(60) != 0
 
 
-def test_what_its_own_processes_leave_behind_does_not_hold_it_up(home: Path) -> None:
-    """A background process that keeps the outputs open does not keep the command from ending."""
-    name = program("import subprocess; print('done'); p = subprocess.Popen(['sleep', '300']); print(p.pid)")
-
-    done = run(name)
-
-    assert done.stdout.startswith("done\n")
-    assert done.returncode == 0
-    os.kill(int(done.stdout.split()[1]), signal.SIGKILL)
-
-
 def test_a_terminal_stays_a_terminal(home: Path) -> None:
     """Standard input and outputs are terminals of the size of the real one; Ctrl-C arrives once; order is kept."""
     name = program(

@@ -79,13 +79,6 @@ def test_what_could_hold_code_is_refused(value: object, train: Path) -> None:
     assert not list((train / "saved").iterdir())
 
 
-@pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "x" * 101, "a b"])
-def test_names_are_those_of_files_in_one_directory(name: str, train: Path) -> None:
-    assert train.is_dir()
-    with pytest.raises(ConfigError, match="consist of letters"):
-        sky.save(name, 1)
-
-
 def test_functions_on_nodes_return_what_they_have(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no record there."""
     assert train.is_dir()
