@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import skyward as sky
 from skyward.runtime.ranks import gather
@@ -69,11 +68,6 @@ def total(value: int) -> int:
 
 
 @sky.compute
-def echoes(tag: str, times: int) -> list[list[str]]:
-    return [gather(f"{tag}{n}", name="echo") for n in range(times)]
-
-
-@sky.compute
 def part() -> list[int]:
     return sky.shard(list(range(103)))
 
@@ -107,18 +101,6 @@ def is_killed_on(rank: int) -> list[int]:
     if place().global_worker_index == rank:
         os.kill(os.getpid(), 9)
     return gather(1, name="without the dead")
-
-
-@sky.compute
-def is_late_on(rank: int, seconds: float) -> Any:
-    """What the others are told of a rank that comes too late, and what that rank is told."""
-    gather(1, name="all are here")
-    if place().global_worker_index == rank:
-        time.sleep(seconds)
-    try:
-        return gather(1, name="on time", timeout_s=1.0)
-    except sky.errors.PluginError as error:
-        return str(error)
 
 
 @sky.compute

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
 import uuid
@@ -16,16 +14,13 @@ import pytest
 
 import skyward as sky
 from skyward.errors import (
-    ConfigError,
     EngineMissingError,
     ImageNotFoundError,
     NodeStartError,
     RemoteError,
     RemoteTraceback,
     SerializationError,
-    VersionError,
 )
-from skyward.nodes.local_host import claim_port
 from tests.e2e.conftest import provider_of
 from tests.e2e.functions import where
 
@@ -39,14 +34,6 @@ class OrderError(Exception):
     def __init__(self, order: int, *, reason: str) -> None:
         super().__init__(f"order {order}: {reason}")
         self.order, self.reason = order, reason
-
-
-class Locked(Exception):
-    """Cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__("it holds a lock")
-        self.lock = threading.Lock()
 
 
 class Leaving(BaseException):
@@ -93,40 +80,6 @@ def test_an_exception_arrives_as_itself(pool: sky.ComputePool) -> None:
     assert [note for note in error.__notes__ if note.startswith("raised by order() on node ")]
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("k"), OSError(28, "No space left", "/x"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")]
-)
-def test_builtin_exceptions_keep_what_they_hold(pool: sky.ComputePool, error: Exception) -> None:
-    """`except OSError as e: e.errno` works as if the function had been called here."""
-    with pytest.raises(type(error)) as caught:
-        fails(error) >> pool
-    assert caught.value.args == error.args
-    assert str(caught.value) == str(error)
-
-
-def test_the_cause_of_an_exception_is_told(pool: sky.ComputePool) -> None:
-    """`raise ... from ...` on the node: both tracebacks are in the remote one."""
-
-    @sky.compute
-    def chained() -> None:
-        try:
-            os.environ["SKYWARD_TEST_MISSING"]
-        except KeyError as error:
-            raise ValueError("no such setting") from error
-
-    with pytest.raises(ValueError, match="no such setting") as caught:
-        chained() >> pool
-    assert "KeyError: 'SKYWARD_TEST_MISSING'" in str(caught.value.__cause__)
-    assert "direct cause" in str(caught.value.__cause__)
-
-
-def test_a_returned_exception_is_a_value(pool: sky.ComputePool) -> None:
-    """Returning one raises nothing."""
-    value = gives(OrderError(1, reason="r")) >> pool
-    assert isinstance(value, OrderError)
-    assert value.order == 1
-
-
 @pytest.mark.parametrize("kind", ["one slot", "four slots"])
 @pytest.mark.parametrize("leaving", LEAVINGS)
 def test_leaving_a_function_ends_neither_worker_nor_client(
@@ -169,31 +122,6 @@ def test_an_argument_that_cannot_be_sent_is_named(pool: sky.ComputePool) -> None
         gives(threading.Lock()) >> pool
     with pytest.raises(SerializationError, match=r"Argument 'value' of gives\(\) \(a dict\) cannot be pickled"):
         gives(value={"lock": threading.Lock()}) >> pool
-
-
-def test_a_result_that_cannot_be_sent(pool: sky.ComputePool) -> None:
-    """Says that it is the result, of which function, and on which node."""
-
-    @sky.compute
-    def lock() -> Any:
-        return threading.Lock()
-
-    with pytest.raises(SerializationError, match=r"The result cannot be pickled: .*lock") as caught:
-        lock() >> pool
-    assert caught.value.__notes__[0].startswith("raised by lock() on node ")
-
-
-def test_an_exception_that_cannot_be_sent(pool: sky.ComputePool) -> None:
-    """Its type, text and traceback are kept."""
-
-    @sky.compute
-    def locked() -> None:
-        raise Locked
-
-    with pytest.raises(RemoteError, match="it holds a lock") as caught:
-        locked() >> pool
-    assert caught.value.type_name.endswith("Locked")
-    assert "raise Locked" in str(caught.value.__cause__)
 
 
 def test_a_function_that_cannot_be_sent(pool: sky.ComputePool) -> None:
@@ -260,19 +188,6 @@ def test_a_module_that_nodes_do_not_have_imported_inside(pool: sky.ComputePool, 
     assert any("Image(pip=[...])" in note for note in caught.value.__notes__)
 
 
-def test_a_module_that_nodes_do_not_have_imported_above(pool: sky.ComputePool, modules: Callable[..., Any]) -> None:
-    """A function whose own module cannot be imported on the node says what is missing there and how to add it."""
-    modules("only_here_above", "value = 1\n", installed=True)
-    text = (
-        "import only_here_above\nimport skyward as sky\n@sky.compute\ndef uses():\n    return only_here_above.value\n"
-    )
-    user = modules(f"user_{uuid.uuid4().hex[:8]}", text)
-
-    assert user.uses.local() == 1
-    with pytest.raises(SerializationError, match=r"no module 'only_here_above': add .* Image\(pip=\[...\]\)"):
-        user.uses() >> pool
-
-
 # pools that cannot start ---------------------------------------------------------------------------------------
 
 
@@ -312,59 +227,6 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
     assert EngineMissingError.__mro__[1] is sky.errors.EngineError
 
 
-def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever listens on a port keeps it; the pool's coordination port is another."""
-    from skyward.nodes import local_host as ports
-
-    with socket.socket() as server:
-        claim = claim_port()
-        taken = claim.port
-        claim.release()
-        server.bind(("127.0.0.1", taken))
-        server.listen()
-        free = claim_port()
-        free.release()
-        monkeypatch.setattr(ports, "_candidates", lambda: [taken, free.port])
-        for _ in range(8):
-            claim = claim_port()
-            assert claim.port == free.port
-            claim.release()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"node": 2}, "no parameter 'node'; did you mean nodes="),
-        ({"concurency": 2}, "no parameter 'concurency'; did you mean concurrency="),
-        ({"nodes": 0}, "nodes"),
-        ({"nodes": "two"}, "nodes"),
-        ({"nodes": (1, 2, 3)}, "nodes"),
-        ({"nodes": (0, 2)}, "nodes"),
-        ({"nodes": 1.5}, "nodes"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"concurrency": "4"}, "concurrency"),
-        ({"memory": "plenty"}, "memory"),
-        ({"memory": -1}, "memory"),
-        ({"cpu": "two"}, "cpu"),
-        ({"ttl": 0}, "ttl"),
-        ({"env": {"A": 1}}, "env"),
-        ({"env": {"SKYWARD_RUNNER": "x"}}, "SKYWARD_RUNNER"),
-        ({"image": "python:3.12"}, "image="),
-        ({"provider": "docker"}, "provider="),
-        ({"plugins": [object()]}, "plugin"),
-        ({"provision_timeout": -1}, "provision_timeout"),
-        ({"default_compute_timeout": "soon"}, "default_compute_timeout"),
-        ({"display": "loud"}, "display"),
-        ({"volumes": ["s3://data"]}, "volumes"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
-)
-def test_wrong_parameters_are_refused_before_anything_is_created(wrong: dict[str, Any], message: str) -> None:
-    """By name, with a hint where a name comes close."""
-    with pytest.raises(ConfigError, match=message):
-        sky.ComputePool(**{"provider": sky.Local(), **wrong})
-
-
 def test_a_node_that_cannot_start(
     new_pool: Make, containers: Containers, provider_name: str, modules: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -385,21 +247,6 @@ def test_a_node_that_cannot_start(
     assert not pool.is_active
 
 
-def test_a_node_that_is_not_ready_in_time(
-    new_pool: Make, containers: Containers, provider_name: str, tmp_path: Path
-) -> None:
-    """Is given up after `provision_timeout`, and removed."""
-    if provider_name == "docker":
-        pytest.skip("a container cannot be made slow from outside its image")
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
-    pool = new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}, provision_timeout=0.5)
-    started = time.monotonic()
-    with pytest.raises(NodeStartError, match=r"was not ready within 0\.5 s"):
-        pool.__enter__()
-    assert time.monotonic() - started < 40
-    assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
-
-
 def test_one_bad_node_does_not_wait_for_the_others(new_pool: Make, provider_name: str, tmp_path: Path) -> None:
     """When one of several nodes cannot start, those that still try are ended at once."""
     if provider_name == "docker":
@@ -411,22 +258,3 @@ def test_one_bad_node_does_not_wait_for_the_others(new_pool: Make, provider_name
     with pytest.raises(NodeStartError, match="exit status 4"):
         new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}).__enter__()
     assert time.monotonic() - started < 40
-
-
-def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provider_name: str, tmp_path: Path) -> None:
-    """Are compared at connect; the error names both sides."""
-    import cloudpickle
-
-    settings: dict[str, Any]
-    if provider_name == "docker":
-        other = "import cloudpickle; cloudpickle.__version__ = '0.9'"  # a line that Python runs when it starts
-        settings = {
-            "image": sky.Image(run=[f'echo "{other}" > "$(echo /opt/venv/lib/python3*/site-packages)/other.pth"'])
-        }
-    else:
-        (tmp_path / "sitecustomize.py").write_text("import cloudpickle\ncloudpickle.__version__ = '0.9'\n")
-        settings = {"env": {"PYTHONPATH": str(tmp_path)}}
-    pool = new_pool(**settings)
-    with pytest.raises(VersionError, match=rf"client has cloudpickle {cloudpickle.__version__}, node 0 .* has 0\.9"):
-        pool.__enter__()
-    assert containers(pool.id) == []

@@ -15,7 +15,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, JournalError, SerializationError
 from skyward.records.results import ResultJournal
-from tests.e2e.journal_functions import array, double, fragile, numbered, odd, where
+from tests.e2e.journal_functions import double, fragile, numbered, odd, where
 
 Program = Callable[..., subprocess.Popen[str]]
 
@@ -93,17 +93,6 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was(tmp_path: Path, script: Pro
     assert len(_calls(tmp_path)) == 60
 
 
-def test_only_what_is_missing_is_called(tmp_path: Path, local: sky.ComputePool) -> None:
-    """In any order, with further items, and items that are no keys of a dictionary."""
-    items = [(str(tmp_path), item) for item in (3, "a", [1, 2], 4)]
-    assert local.map(double, items[:3], journal=tmp_path / "j") == [6, "aa", [1, 2, 1, 2]]
-
-    assert local.map(double, reversed(items), journal=tmp_path / "j") == [8, [1, 2, 1, 2], "aa", 6]
-
-    assert sorted(_calls(tmp_path)) == sorted(["3", "'a'", "[1,", "2]", "4"])
-    assert local.map(double, [], journal=tmp_path / "j") == []
-
-
 def test_items_that_are_alike_have_a_result_each(tmp_path: Path, local: sky.ComputePool) -> None:
     """A journal changes nothing of what map returns: three equal items are three calls, kept as three."""
     items = [(str(tmp_path), 1)] * 3
@@ -131,16 +120,6 @@ def test_a_failure_is_raised_and_not_kept(tmp_path: Path, local: sky.ComputePool
     assert local.map(fragile, items, journal=tmp_path / "j") == list(range(10))
 
     assert len(_calls(tmp_path)) == 10 - kept
-
-
-def test_large_arrays_come_back_as_they_were(tmp_path: Path, local: sky.ComputePool) -> None:
-    import numpy as np
-
-    for _ in range(2):
-        (found,) = local.map(array, [100_000], journal=tmp_path / "j")
-        assert np.array_equal(found["zeros"], np.zeros(100_000))
-        assert found["ones"].dtype == np.dtype("i4")
-        found["ones"][0] = 5  # they may be changed
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, local: sky.ComputePool) -> None:

@@ -106,23 +106,6 @@ def test_a_worker_that_dies_in_a_call(victim: sky.ComputePool, how: str, number:
     assert victim.current_nodes() == 2
 
 
-def test_a_worker_killed_from_outside(victim: sky.ComputePool, containers: Containers, printed: Printed) -> None:
-    """`kill -9` by anybody: its call is lost within two seconds, the other node's is not."""
-    futures, inside = busy(victim, printed)
-    pids = pids_of_busy(victim, inside, containers)
-    killed = time.monotonic()
-    os.kill(pids[0]["worker"], signal.SIGKILL)
-    lost = next_done(futures)
-    assert time.monotonic() - killed < SEEN_S
-    error = lost.exception(0)
-    assert isinstance(error, WorkerLostError)
-    assert (error.node, error.signal) == (0, 9)
-    (other,) = [future for future in futures if future is not lost]
-    assert not other.done()
-    other.cancel()
-    assert [node for node, _ in place() @ victim] == [0, 1]
-
-
 def pids_of_busy(pool: sky.ComputePool, inside: list[int], containers: Containers) -> list[dict[str, int]]:
     """As `worker_pids` of both nodes, without calling them; `inside` are the workers as their nodes see them."""
     if containers(pool.id):
@@ -141,31 +124,6 @@ def next_done(futures: list[Future[Any]], within_s: float = 60) -> Future[Any]:
         future.add_done_callback(lambda _: done.set())
     assert done.wait(within_s)
     return next(future for future in futures if future.done())
-
-
-def test_calls_that_had_not_started_run_elsewhere(new_pool: Make) -> None:
-    """Of three calls on a worker that dies, the running one is lost; the others run, once each."""
-    with new_pool(nodes=2, worker=sky.Worker(buffer=2), display="auto") as pool:
-        [(_, first), (_, second)] = place() @ pool
-        futures = [die_when_told(first) > pool, die_when_told(first) > pool]
-        later = [place() > pool for _ in range(4)]  # two wait on each worker
-        outcomes = [future.exception(60) for future in futures]
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "WorkerLostError"]
-        ran = [future.result(60) for future in later]
-        assert len(ran) == 4
-        assert (0, first) not in ran
-        assert {pid for node, pid in ran if node == 1} <= {second}
-
-
-@sky.compute
-def die_when_told(pid: int) -> None:
-    """Ends its worker if that is the process meant; otherwise outlives the other's end."""
-    time.sleep(0.3)
-    info = sky.instance_info()
-    assert info is not None
-    if info.node == 0 and os.getpid() == pid:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)
 
 
 def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
@@ -228,30 +186,6 @@ def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool
         for number in numbers() >> victim:
             seen.append(number)  # noqa: PERF402 - what came before the error counts
     assert seen == list(range(5))
-
-
-@pytest.mark.alone
-def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
-    """A generator that nobody iterates any more is stopped, as a closed one is."""
-
-    @sky.compute
-    def endless() -> Iterator[int]:
-        while True:
-            yield 1
-
-    place() @ victim  # which imports this file there
-    streams = endless() @ victim
-    assert [next(iter(stream)) for stream in streams] == [1, 1]
-    del streams
-    started = time.monotonic()
-    assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < SEEN_S
-
-    gathered = sky.gather(endless(), endless(), stream=True) >> victim
-    assert next(iter(next(gathered))) == 1
-    del gathered
-    assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < 2 * SEEN_S
 
 
 @pytest.mark.parametrize("what", ["agent", "container"])

@@ -125,15 +125,6 @@ def test_a_generator_that_fails_half_way(ringed: sky.ComputePool, how: str) -> N
     whole(ringed)
 
 
-def test_streams_that_are_dropped_leave_a_whole_group(ringed: sky.ComputePool) -> None:
-    """Their consumer has had enough; the generators are stopped wherever they are."""
-    streams = yields_until(5, "never") @ ringed
-    assert [next(stream) for stream in streams] == [0, 0]
-    for stream in streams:
-        stream.close()  # type: ignore[attr-defined]
-    whole(ringed)
-
-
 def test_calls_that_wait_run_once_after_a_failure(ringed: sky.ComputePool) -> None:
     """None is lost, none runs twice, whether it waited here or had been sent ahead; a running one is let finish."""
     token = uuid.uuid4().hex
@@ -157,32 +148,6 @@ def test_calls_that_wait_run_once_after_a_failure(ringed: sky.ComputePool) -> No
     runs = sorted(int(name.split("-")[0]) for name in traces)
     assert runs == [*range(8), 100]
     whole(ringed)
-
-
-def test_another_broadcast_that_waits_runs_after_the_failure(ringed: sky.ComputePool, printed: Printed) -> None:
-    """It had not begun on any rank, so the failure of the one before is no concern of its."""
-    failures: list[BaseException] = []
-
-    def broadcast() -> None:
-        with pytest.raises(LookupError) as caught:
-            fails_on(1, "raise") @ ringed
-        failures.append(caught.value)
-
-    first = threading.Thread(target=broadcast)
-    first.start()
-    printed.until(out="[0] waits")
-    answers = pid() @ ringed
-    first.join(60)
-    assert len(failures) == 1
-    assert answers == whole(ringed)
-
-
-def test_a_rank_that_ends_between_calls_is_replaced_with_all_others(ringed: sky.ComputePool) -> None:
-    """A single call ends its process: the next broadcast meets fresh processes that were set up together."""
-    before = whole(ringed)
-    with pytest.raises(WorkerLostError, match="exit status 5"):
-        falls_alone() >> ringed
-    assert all_differ(whole(ringed), before)
 
 
 def test_a_time_limit_stops_all_ranks(ringed: sky.ComputePool) -> None:
@@ -243,17 +208,6 @@ def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: C
     assert time.monotonic() - began < 15 + STOPPED_S
     if provider_name == "docker":
         assert containers(pool.id) == []
-
-
-def test_a_plain_pool_keeps_the_ranks_that_did_not_fail(pool: sky.ComputePool) -> None:
-    """Without a group there is nothing to make again: one error, and the other process stays."""
-    before = pid() @ pool
-    with pytest.raises(WorkerLostError, match=r"node 1 \(rank 1\)") as caught:
-        fails_on(1, "kill") @ pool
-    assert (caught.value.node, caught.value.rank) == (1, 1)
-    after = pid() @ pool
-    assert after[0] == before[0]
-    assert after[1] != before[1]
 
 
 def test_a_lost_container_is_named_and_replaced(containers: Containers, printed: Printed) -> None:

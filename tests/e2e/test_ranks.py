@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,14 +15,10 @@ from tests.e2e.rank_functions import (
     alone,
     bootstraps,
     broken,
-    echoes,
-    fails_on,
     first_process_says,
     is_killed_on,
-    is_late_on,
     mesh,
     met,
-    part,
     returns_on,
     total,
     variable,
@@ -73,39 +68,10 @@ def test_output_names_the_rank(ranks: sky.ComputePool, printed: Printed) -> None
     assert sorted(printed.read().out.splitlines()) == [f"[rank {n}] rank {n} speaks" for n in RANKS]
 
 
-def test_single_calls_go_to_all_ranks(ranks: sky.ComputePool) -> None:
-    """`>>` takes the least loaded: with enough calls every rank has some."""
-    found = sky.gather(*(who() for _ in range(40))) >> ranks
-
-    assert {place.global_worker_index for place, _, _ in found} == set(RANKS)
-
-
 def test_ranks_gather_while_they_are_set_up(ranks: sky.ComputePool) -> None:
     """All of them together, in both hooks; the node's bootstrap has run once, for both of its ranks."""
     assert met() @ ranks == [[[0, 10, 20, 30], [0, -1, -2, -3]]] * 4
     assert bootstraps() @ ranks == ["once\n"] * 4
-
-
-def test_ranks_gather_in_a_call(ranks: sky.ComputePool) -> None:
-    """Each gets what all have given."""
-    assert total(100) @ ranks == [406] * 4
-
-
-def test_broadcasts_at_once_do_not_mix(ranks: sky.ComputePool) -> None:
-    """Whichever of them a rank runs first."""
-    tags = [f"{letter}-" for letter in "abcdefgh"]
-    with ThreadPoolExecutor(len(tags)) as threads:
-        found = list(threads.map(lambda tag: echoes(tag, 5) @ ranks, tags))
-
-    assert found == [[[[f"{tag}{n}"] * 4 for n in range(5)]] * 4 for tag in tags]
-
-
-def test_shards_are_those_of_the_ranks(ranks: sky.ComputePool) -> None:
-    """Disjoint, and together everything."""
-    parts = part() @ ranks
-
-    assert sorted(row for rows in parts for row in rows) == list(range(103))
-    assert [len(rows) for rows in parts] == [26, 26, 26, 25]
 
 
 def test_secrets_reach_functions_and_nobody_else(
@@ -123,32 +89,12 @@ def test_secrets_reach_functions_and_nobody_else(
         assert not any(CANARY.encode() in container.logs() for container in containers(ranks.id))
 
 
-def test_a_rank_that_fails_is_the_error(ranks: sky.ComputePool) -> None:
-    """Its own exception, with its place; the others, which wait for it, are freed."""
-    start = time.monotonic()
-    with pytest.raises(LookupError, match="no such shard") as caught:
-        fails_on(2) @ ranks
-
-    assert time.monotonic() - start < STOPPED_S
-    assert any("node 1, rank 2" in note for note in caught.value.__notes__)
-    assert total(0) @ ranks == [6] * 4
-
-
 def test_a_rank_that_returns_is_missed(ranks: sky.ComputePool) -> None:
     """The others hear who did not gather, instead of waiting for it."""
     with pytest.raises(sky.errors.PluginError, match=r"'without one'.*rank 1 \(node 0\) has returned without it"):
         returns_on(1) @ ranks
 
     assert total(0) @ ranks == [6] * 4
-
-
-def test_a_late_rank_is_named_to_all(ranks: sky.ComputePool) -> None:
-    """To those that waited and to the late one."""
-    said = is_late_on(3, 2.5) @ ranks
-
-    assert len(set(said)) == 1
-    assert "rank 3 (node 1) did not come within" in said[0]
-    assert "while rank 0 (node 0), rank 1 (node 0), rank 2 (node 1) waited" in said[0]
 
 
 def test_a_call_for_one_rank_cannot_gather(ranks: sky.ComputePool) -> None:

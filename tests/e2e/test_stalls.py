@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import time
-from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -88,58 +87,6 @@ def test_a_stopped_node_is_lost_in_time_though_an_argument_is_on_its_way() -> No
                     os.kill(pid, signal.SIGCONT)
                 except ProcessLookupError:
                     pass  # the pool has removed it
-
-
-def test_large_calls_that_are_cancelled_cost_no_worker(tmp_path: Path) -> None:
-    """Arguments and results of 8 MB, both ways at once, every third call taken back: nothing waits for the other."""
-    worker = sky.Worker(concurrency=8, buffer=16)
-    array = np.zeros(1 << 20)
-
-    @sky.compute
-    def echo(values: object) -> object:
-        return values
-
-    with sky.ComputePool(sky.Local(), worker=worker, display="quiet") as pool:
-        before = pids() >> pool
-        end = time.monotonic() + 6
-        while time.monotonic() < end:
-            futures = [echo(array) > pool for _ in range(24)]
-            for future in futures[2::3]:
-                future.cancel()
-            for future in futures:
-                try:
-                    assert len(future.result(30)) == len(array)  # type: ignore[arg-type]
-                except CancelledError:
-                    pass
-        assert pids() >> pool == before
-
-
-def test_a_neighbour_of_a_call_that_will_not_end_runs_once(tmp_path: Path) -> None:
-    """The pool ends the process that both run in; a call that has begun is an error then, unless it may run again."""
-
-    @sky.compute
-    def deaf() -> None:
-        while True:
-            try:
-                time.sleep(0.1)
-            except BaseException:
-                continue
-
-    once, again = tmp_path / "once", tmp_path / "again"
-    once.mkdir()
-    again.mkdir()
-    repeatable = sky.compute(retries=1)(sleep.fn)
-    with sky.ComputePool(sky.Local(), concurrency=4, display="quiet") as pool:
-        neighbours = [sleep(9, str(once)) > pool for _ in range(2)]
-        retried = repeatable(9, str(again)) > pool
-        with pytest.raises(TaskTimeoutError):
-            deaf().with_timeout(1) >> pool
-        for neighbour in neighbours:
-            with pytest.raises(WorkerLostError, match=r"killed: deaf\(\) ignored a stop request"):
-                neighbour.result(30)
-        assert retried.result(60) == "slept"
-    assert len(list(once.iterdir())) == 2
-    assert len(list(again.iterdir())) == 2
 
 
 def test_results_that_have_arrived_are_results_though_the_agent_is_gone(tmp_path: Path) -> None:
