@@ -77,10 +77,6 @@ class PoolConfig:
                 "node several processes that share one rank. Use Worker(per_node=...), which gives each its own, or "
                 "threads."
             )
-        if self.volumes and self.provider.name == "docker" and ENV_VAR not in os.environ:  # see image_of
-            from skyward.plugins._volumes import require_login
-
-            require_login({*dict(self.env), *dict(self.secrets), *self.image.env})
 
     @property
     def platform(self) -> str:

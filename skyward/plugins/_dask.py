@@ -9,7 +9,6 @@ import, as nodes import this module.
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import json
 import logging
@@ -31,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 from skyward.errors import PluginError
 from skyward.model.instance import RUN_DIR_VAR, SETTINGS_VAR, InstanceInfo
 from skyward.plugins._ranks import cpus, nodes_here, source_address
-from skyward.plugins.base import Plugin
+from skyward.plugins.base import Plugin, check_python
 from skyward.runner.config import RunnerSettings
 
 if TYPE_CHECKING:
-    from distributed import Client, Security
+    from distributed import Client, Security, Worker
 
     from skyward.model.call import OpenPool
     from skyward.model.image import Image
@@ -48,13 +47,9 @@ _AGAIN_S = 600.0  # for the client to find a lost scheduler again, while its nod
 # on the nodes
 IDENTITY = "POOL_DASK_IDENTITY"  # the secret: certificate and private key (PEM) as JSON
 _SCHEDULER = ("-P", "-m", "skyward.plugins._dask")
-_CONNECT_S = 2.0
-_TELL_S = 30.0  # without an answer from the scheduler, after which the node reports it
-_START_S = 30.0  # for a worker to join the cluster, once the scheduler has answered
+_START_S = 30.0  # for a worker to join the cluster, before it looks for the scheduler again
 _PAUSE_S = 0.2
 _END_S = 3.0
-_BUSY_S = 10.0  # for the port of the previous scheduler to become free
-_PORT_PAUSE_S = 0.1
 
 
 def dask() -> Plugin:
@@ -88,14 +83,7 @@ def _add_dask(image: Image, cluster: Cluster) -> Image:
     """
     from importlib.metadata import version
 
-    from skyward.model.image_fields import local_minor
-
-    if cluster.spec.python != local_minor():
-        raise PluginError(
-            f"Dask sends functions as Python's own code, which takes the same Python on both sides: the nodes would "
-            f"have {cluster.spec.python}, this program runs on {local_minor()}. Leave python= out of the image, or run "
-            f"this program with Python {cluster.spec.python}."
-        )
+    check_python("Dask", cluster)
     return image.pip_install(f"distributed=={version('distributed')}", "bokeh>=3.1", "cryptography>=42")
 
 
@@ -283,7 +271,6 @@ class _Member:
 
     def __init__(self, info: InstanceInfo, identity: str) -> None:
         self._info, self._identity = info, identity
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="dask", daemon=True)
         self._thread.start()
@@ -291,58 +278,36 @@ class _Member:
     def close(self) -> None:
         """Leave the cluster."""
         self._closed.set()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: None)
         self._thread.join(_END_S)
-
-    async def _answering(self) -> str | None:
-        """Return the scheduler's address once it answers there; None if the pool ends before that.
-
-        Dask itself would increase the wait between attempts, and keep using the old address.
-        """
-        from distributed.comm import connect
-
-        how = security(self._identity).get_connection_args("worker")
-        began, told = time.monotonic(), False
-        while not self._closed.is_set():
-            address = scheduler_address(InstanceInfo.current() or self._info)
-            try:
-                comm = await connect(address, timeout=_CONNECT_S, **how)
-            except OSError as error:
-                if time.monotonic() > began + _TELL_S and not told:
-                    told = True
-                    _tell(self._info, address, error)
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                await comm.close()
-                return address
-        return None
 
     async def _serve(self) -> None:
         from distributed import Worker
 
         quieten()
-        self._loop = asyncio.get_running_loop()
         closed = asyncio.ensure_future(asyncio.to_thread(self._closed.wait))
         settings = self._settings()
         folder = _scratch()
         try:
             while not self._closed.is_set():
-                address = await self._answering()
-                if address is None:
-                    break
+                address = scheduler_address(InstanceInfo.current() or self._info)
                 worker = Worker(address, local_directory=folder, **settings)
-                try:
-                    await worker
-                except (OSError, RuntimeError, ValueError) as error:
-                    _tell(self._info, address, error)
-                else:
-                    ended = asyncio.ensure_future(worker.finished())
-                    await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+                joining = asyncio.ensure_future(self._join(worker, address))
+                await asyncio.wait({joining, closed}, return_when=asyncio.FIRST_COMPLETED)
                 await worker.close(timeout=_END_S / 2)
                 await asyncio.wait({closed}, timeout=_PAUSE_S)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _join(self, worker: Worker, address: str) -> None:
+        """Return when the worker has ended, or has not reached the scheduler in time."""
+        try:
+            await worker
+            await worker.finished()
+        except (OSError, RuntimeError, ValueError) as error:
+            sys.stderr.write(
+                f"skyward: node {self._info.node} has not joined Dask's scheduler at {address} so far "
+                f"({type(error).__name__}: {error}). It goes on trying.\n"
+            )
 
     def _settings(self) -> dict[str, Any]:
         info = self._info
@@ -388,43 +353,21 @@ def _is_own(address: str) -> bool:
         return False
 
 
-def _tell(info: InstanceInfo, address: str, error: BaseException) -> None:
-    sys.stderr.write(
-        f"skyward: node {info.node} has not joined Dask's scheduler at {address} so far "
-        f"({type(error).__name__}: {error}). It goes on trying.\n"
-    )
-
-
 async def serve(order: dict[str, Any]) -> None:
-    """Run the scheduler, and another one if a client shuts it down, until standard input ends."""
+    """Run the scheduler until standard input ends."""
     from distributed import Scheduler
 
     quieten()
-    ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
-    said = False
-    deadline = time.monotonic() + _BUSY_S
-    while not ended.done():
-        scheduler = Scheduler(
-            host=order["host"],
-            port=order["port"],
-            protocol="tls",
-            security=security(order["identity"]),
-            dashboard_address="127.0.0.1:0",
-        )
-        try:
-            await scheduler
-        except OSError as error:
-            await scheduler.close()
-            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                raise
-            await asyncio.wait({ended}, timeout=_PORT_PAUSE_S)
-            continue
-        if not said:
-            _answer("ready")
-            said = True
-        finished = asyncio.ensure_future(scheduler.finished())
-        await asyncio.wait({ended, finished}, return_when=asyncio.FIRST_COMPLETED)
-        await scheduler.close()
+    scheduler = await Scheduler(
+        host=order["host"],
+        port=order["port"],
+        protocol="tls",
+        security=security(order["identity"]),
+        dashboard_address="127.0.0.1:0",
+    )
+    _answer("ready")
+    await asyncio.to_thread(sys.stdin.read)
+    await scheduler.close()
 
 
 def _answer(text: str) -> None:
@@ -438,16 +381,10 @@ def main() -> int:
     The order, `host`, `port` and `identity`, is a line of JSON on standard input, so that the key is in no command line
     and no environment. The answer is "ready", or a sentence that says why the scheduler could not be started.
     """
-    order = json.loads(sys.stdin.readline())
     try:
-        asyncio.run(serve(order))
+        asyncio.run(serve(json.loads(sys.stdin.readline())))
     except OSError as error:
-        hint = (
-            " Another plugin of this pool may listen on it: list dask() first."
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
-        _answer(f"{error.strerror or error}.{hint}")
+        _answer(f"{error.strerror or error}.")
         return 1
     return 0
 

@@ -12,11 +12,10 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
-from types import FunctionType
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.errors import ConfigError, PluginError
@@ -35,7 +34,6 @@ INDEX = "https://download.pytorch.org/whl"
 _CUDA = re.compile(r"cu\d{2,3}")
 _STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to exist
 _CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
-_originals: dict[str, FunctionType] = {}  # of torch, by name; empty unless user code is redirected
 _warned: set[str] = set()
 
 
@@ -169,11 +167,10 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
         world_size=info.total_workers,
         device_id=device if chosen == "nccl" else None,
     )
-    _redirect()
     try:
-        yield
+        with _guarded():
+            yield
     finally:
-        _restore()
         dist.destroy_process_group()
         del store  # on rank 0 it serves the others
 
@@ -267,70 +264,45 @@ def _share_processors(info: InstanceInfo) -> None:
         torch.set_num_threads(threads)
 
 
-def _redirect() -> None:
-    """Redirect calls of `init_process_group` and `destroy_process_group` to this module.
-
-    A file that has `from torch.distributed import init_process_group` at the top may be loaded before the group is
-    created, and refers to the function itself. Therefore the function object stays and its code is replaced.
-    """
-    from torch.distributed import distributed_c10d
-
-    for name, stand_in in (("init_process_group", _init), ("destroy_process_group", _destroy)):
-        function = getattr(distributed_c10d, name)
-        _originals[name] = _copied(function)
-        # a function keeps its closure: its code must name as many free variables, and uses none
-        function.__code__ = stand_in.__code__.replace(co_freevars=function.__code__.co_freevars)
-
-
-def _restore() -> None:
-    """Restore the original code of both functions."""
-    from torch.distributed import distributed_c10d
-
-    for name, original in _originals.items():
-        getattr(distributed_c10d, name).__code__ = original.__code__
-    _originals.clear()
-
-
-def _original(name: str) -> Callable[..., Any]:
-    """Return torch's own function of that name."""
-    from torch.distributed import distributed_c10d
-
-    found: Callable[..., Any] = _originals.get(name) or getattr(distributed_c10d, name)
-    return found
-
-
-def init_again(*args: Any, **kwargs: Any) -> Any:
-    """Replace `init_process_group` while the group exists.
-
-    Raises:
-        ConfigError: it asks for another rank, world size or backend than the group has.
-    """
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Replace `init_process_group` and `destroy_process_group` of torch, for programs written for other launchers."""
     import torch.distributed as dist
 
-    init = _original("init_process_group")
-    if not dist.is_initialized():  # it was destroyed through torch's internals
-        return init(*args, **kwargs)
-    asked = inspect.signature(dist.init_process_group).bind(*args, **kwargs).arguments
-    _check_group(asked.get("backend"), rank=asked.get("rank"), world_size=asked.get("world_size"))
-    _warn_once(
-        "init_process_group()",
-        f"the group is there already ({dist.get_backend()}, rank {dist.get_rank()} of {dist.get_world_size()}) and is "
-        "kept: this call does nothing.",
-    )
-    return None
+    init, destroy = dist.init_process_group, dist.destroy_process_group
 
+    @wraps(init)
+    def init_again(*args: Any, **kwargs: Any) -> Any:
+        if not dist.is_initialized():  # it was destroyed through torch's internals
+            return init(*args, **kwargs)
+        asked = inspect.signature(init).bind(*args, **kwargs).arguments
+        _check_group(asked.get("backend"), rank=asked.get("rank"), world_size=asked.get("world_size"))
+        _warn_once(
+            "init_process_group()",
+            f"the group is there already ({dist.get_backend()}, rank {dist.get_rank()} of {dist.get_world_size()}) and "
+            "is kept: this call does nothing.",
+        )
+        return None
 
-def destroy_again(group: Any = None) -> None:
-    """Replace `destroy_process_group` while the group exists: destroy other groups, but not this one."""
-    import torch.distributed as dist
+    @wraps(destroy)
+    def destroy_again(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+            return
+        _warn_once(
+            "destroy_process_group()",
+            "the group of all ranks serves later calls too and is destroyed when the worker ends: this call does "
+            "nothing.",
+        )
 
-    if group is not None and group is not dist.group.WORLD:
-        _original("destroy_process_group")(group)
-        return
-    _warn_once(
-        "destroy_process_group()",
-        "the group of all ranks serves later calls too and is destroyed when the worker ends: this call does nothing.",
-    )
+    places = (dist, dist.distributed_c10d)
+    for place in places:
+        place.init_process_group, place.destroy_process_group = init_again, destroy_again
+    try:
+        yield
+    finally:
+        for place in places:
+            place.init_process_group, place.destroy_process_group = init, destroy
 
 
 def _check_group(backend: str | None, *, rank: int | None = None, world_size: int | None = None) -> None:
@@ -368,26 +340,4 @@ def _usable(backend: str) -> bool:
 def _warn_once(what: str, text: str) -> None:
     if what not in _warned:
         _warned.add(what)
-        warnings.warn(f"{what}: {text}", stacklevel=4)  # the line in user code
-
-
-def _copied(function: FunctionType) -> FunctionType:
-    """Return a function that does what this one does now."""
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-# The code of these two runs with the globals of torch's module, where this module's names are unknown.
-def _init(*args: Any, **kwargs: Any) -> Any:
-    from skyward.plugins._torch import init_again
-
-    return init_again(*args, **kwargs)
-
-
-def _destroy(*args: Any, **kwargs: Any) -> Any:
-    from skyward.plugins._torch import destroy_again
-
-    return destroy_again(*args, **kwargs)
+        warnings.warn(f"{what}: {text}", stacklevel=3)  # the line in user code

@@ -10,12 +10,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from skyward.errors import ConfigError, PluginError
+from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Volume
 from skyward.plugins.base import Plugin
@@ -24,7 +24,6 @@ PACKAGES = ("ca-certificates", "fuse3", "rclone")
 _ASK_S, _MOUNT_S = 60, 60
 _LAST_S = 8.0  # of the time that a worker has to end
 _CACHE = Path("/var/tmp/skyward-volumes")
-_VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # vendor of this machine, according to its firmware
 # A file that is only written is uploaded while it is written, and its close returns once it is in the bucket: a call
 # that saves its model returns after that. A file that is also read while it is written is cached, and uploaded after
 # its close.
@@ -89,44 +88,12 @@ def login(environment: Mapping[str, str]) -> dict[str, str]:
     return {f"RCLONE_S3_{name}": value for name, value in settings.items() if value}
 
 
-def require_login(names: Container[str]) -> None:
-    """Refuse volumes on nodes of this machine if they would have no credentials for S3.
-
-    Args:
-        names: of the variables that the nodes receive.
-
-    Raises:
-        ConfigError: there are none: neither here nor in these variables, and this is not an EC2 machine with a possible
-            role.
-    """
-    if "AWS_ACCESS_KEY_ID" in names or _may_have_role() or "RCLONE_S3_ENV_AUTH" not in login(os.environ):
-        return
-    raise ConfigError(
-        "volumes= needs a login for S3, and none is found here: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-        "use one of `aws configure` or `aws sso login`, which boto3 finds (pip install 'skyward[aws]')."
-    )
-
-
-def _may_have_role() -> bool:
-    """Return whether this may be an EC2 machine, or a container on one, with credentials from the metadata server."""
-    if os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        return True
-    try:
-        return "amazon" in _VENDOR.read_text().lower()
-    except OSError:  # EC2 machines have this file
-        return False
-
-
 def _of_boto3() -> tuple[str, str, str | None, str | None] | None:
     try:
         import boto3
-        import botocore.session
     except ImportError:
         return None
-    core = botocore.session.Session()
-    if not _may_have_role():  # elsewhere it would wait 2 s for a metadata server in vain
-        core.get_component("credential_provider").remove("iam-role")
-    session = boto3.Session(botocore_session=core)
+    session = boto3.Session()
     found = session.get_credentials()
     if found is None:
         return None

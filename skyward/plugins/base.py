@@ -235,6 +235,22 @@ def versioned(package: str, version: str | None, *, where: str) -> str:
     return f"{package}{specifier.replace(' ', '')}"
 
 
+def check_python(package: str, cluster: Cluster) -> None:
+    """Check that the nodes have this program's version of Python, for packages that send its code.
+
+    Raises:
+        PluginError: they have another one.
+    """
+    from skyward.model.image_fields import local_minor
+
+    if cluster.spec.python != local_minor():
+        raise PluginError(
+            f"{package} takes the same Python on both sides: the nodes would have {cluster.spec.python}, this program "
+            f"runs on {local_minor()}. Leave python= out of the image, or run this program with Python "
+            f"{cluster.spec.python}."
+        )
+
+
 def add_missing(image: Image, *requirements: str) -> Image:
     """Return the image with these packages; a bare name adds nothing if the image already requires that package."""
     from skyward.model.image import requirement_name  # not needed on nodes

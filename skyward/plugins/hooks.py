@@ -11,9 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -234,7 +233,7 @@ class Session:
         """
         self._plugins = plugins
         self.collective = any(plugin.collective for plugin in plugins)
-        self._entered = Entered(_worker_hooks(plugins, place, several_processes=several_processes))
+        self._entered = _enter(_worker_hooks(plugins, place, several_processes=several_processes))
 
     def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function wrapped in all `decorate` hooks, the first plugin's outermost.
@@ -284,66 +283,47 @@ class Hook(NamedTuple):
     make: Callable[[], AbstractContextManager[Any]]
 
 
-class Entered:
-    """Contexts of several hooks: entered in order, exited in reverse, each exactly once even if others fail."""
+def _enter_one(hook: Hook) -> AbstractContextManager[Any]:
+    try:
+        context: object = hook.make()
+        if not isinstance(context, AbstractContextManager):
+            kind = type(context).__name__
+            raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
+        context.__enter__()
+    except Stopping:
+        raise
+    except (Exception, SystemExit) as error:  # third-party code, which may be a command's main()
+        raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
+    return context
 
-    def __init__(self, hooks: Iterable[Hook]) -> None:
-        """Enter the hooks in order.
 
-        Raises:
-            PluginError: one failed; those before it have been exited.
-        """
-        self._lock = threading.Lock()
-        self._open: list[tuple[Hook, AbstractContextManager[Any]]] = []
+def _leave_one(hook: Hook, context: AbstractContextManager[Any]) -> None:
+    """Exit a context without an exception, even if one ended the pool, so that it cannot swallow it."""
+    try:
+        context.__exit__(None, None, None)
+    except (Stopping, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # third-party code
+        raise hook_failed(hook.plugin, hook.name, error, " when it was left") from error
+
+
+def _enter(hooks: Iterable[Hook]) -> ExitStack:
+    """Enter the hooks in order; return what exits them in reverse, each exactly once even if others fail.
+
+    Raises:
+        PluginError: one failed; those before it have been exited.
+    """
+    entered = ExitStack()
+    try:
+        for hook in hooks:
+            entered.callback(_leave_one, hook, _enter_one(hook))
+    except BaseException as error:
         try:
-            for hook in hooks:
-                self._enter(hook)
-        except BaseException as error:
-            for failure in self._leave():
-                error.add_note(f"Then, while the plugins entered before it were left: {failure}")
-            raise
-
-    def _enter(self, hook: Hook) -> None:
-        try:
-            context: object = hook.make()
-            if not isinstance(context, AbstractContextManager):
-                kind = type(context).__name__
-                raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
-            context.__enter__()
-        except Stopping:
-            raise
-        except (Exception, SystemExit) as error:  # third-party code, which may be a command's main()
-            raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
-        self._open.append((hook, context))
-
-    def close(self) -> None:
-        """Exit all contexts in reverse order; a second call does nothing.
-
-        Contexts are exited without an exception, even if one ended the pool, so they cannot swallow it.
-
-        Raises:
-            PluginError: one or more failed; all have been exited.
-        """
-        failures = self._leave()
-        if not failures:
-            return
-        first, *others = failures
-        for failure in others:
-            first.add_note(f"And: {failure}")
-        raise first
-
-    def _leave(self) -> list[BaseException]:
-        with self._lock:
-            contexts, self._open = self._open, []
-        failures: list[BaseException] = []
-        for hook, context in reversed(contexts):
-            try:
-                context.__exit__(None, None, None)
-            except (Stopping, KeyboardInterrupt) as error:  # raised after the others have been exited
-                failures.insert(0, error)
-            except BaseException as error:  # third-party code
-                failures.append(hook_failed(hook.plugin, hook.name, error, " when it was left"))
-        return failures
+            entered.close()
+        except PluginError as failure:
+            error.add_note(f"Then, while the plugins entered before it were left: {failure}")
+        raise
+    return entered
 
 
 @contextmanager
@@ -353,7 +333,7 @@ def around_client(plugins: Sequence[Plugin], pool: object, cluster: Cluster) -> 
     Raises:
         PluginError: one failed; those entered have been exited.
     """
-    entered = Entered(
+    entered = _enter(
         Hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))
         for plugin in plugins
         if plugin.around_client is not None

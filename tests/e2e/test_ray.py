@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import skyward as sky
-from skyward.plugins._ray import TOKEN, read_ports
+from skyward.plugins._ray import TOKEN
 
 if find_spec("ray") is None or find_spec("grpc") is None:
     pytest.skip("Ray is not installed here; `pip install -e .[dev]` brings it", allow_module_level=True)
@@ -130,7 +130,7 @@ def test_nobody_is_served_without_the_token(pool: sky.ComputePool) -> None:
     from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
 
     token = dict(pool._settings.secrets)[TOKEN]
-    ports = read_ports(pool._head().dial)
+    ports = pool._settings.plugins[0].around_client.keywords["ports"]
     request = ClusterInfoRequest(type=ClusterInfoType.PING)
     with grpc.insecure_channel(f"127.0.0.1:{ports.client}") as channel:
         stub = RayletDriverStub(channel)

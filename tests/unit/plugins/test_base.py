@@ -42,13 +42,6 @@ def test_a_second_hook_of_one_kind_is_refused(name: str) -> None:
         BUILDERS[name](BUILDERS[name](Plugin.create("mine"), hook), hook)
 
 
-@pytest.mark.parametrize("wrong", ["text", None, 3])
-def test_a_hook_must_be_a_function(wrong: Any) -> None:
-    """The message names plugin and hook."""
-    with pytest.raises(ConfigError, match="'mine': around_app must be a function"):
-        Plugin.create("mine").with_around_app(wrong)
-
-
 @pytest.mark.parametrize("name", ["", "  ", None])
 def test_a_plugin_needs_a_name(name: Any) -> None:
     """Errors could not say whose they are."""
@@ -71,13 +64,6 @@ def test_repr_shows_names_only() -> None:
     plugin = Plugin.create("hub").with_bootstrap(Login()).with_around_app(Login())
     assert repr(plugin) == "<plugin hub: bootstrap, around_app>"
     assert repr(Plugin.create("empty")) == "<plugin empty: no hooks>"
-
-
-def test_check_accepts_what_a_pool_can_use() -> None:
-    """Client hooks need not be picklable: they stay here."""
-    lock = threading.Lock()
-    check([Plugin.create("one").with_image_transform(lambda image, _: (lock, image)[1]), Plugin.create("two")])
-    check([])
 
 
 @pytest.mark.parametrize("name", ["decorate", "around_app", "around_process"])
@@ -115,14 +101,6 @@ def test_check_refuses_what_is_no_plugin(wrong: Any, remedy: str) -> None:
         check([wrong])
 
 
-def test_a_plugin_may_form_a_group() -> None:
-    """It says so itself, and its representation with it."""
-    plugin = Plugin.create("mesh")
-
-    assert (plugin.collective, plugin.with_collective().collective) == (False, True)
-    assert repr(plugin.with_collective()) == "<plugin mesh: no hooks, collective>"
-
-
 def test_secrets_are_added_and_never_shown() -> None:
     """By name or with values; a later one of the same name replaces an earlier one."""
     plugin = Plugin.create("hub").with_secrets("HUB_USER", HUB_TOKEN="first").with_secrets(HUB_TOKEN="second")
@@ -130,14 +108,6 @@ def test_secrets_are_added_and_never_shown() -> None:
     assert plugin.secrets.read({"HUB_USER": "me"}) == {"HUB_USER": "me", "HUB_TOKEN": "second"}
     assert repr(plugin) == "<plugin hub: no hooks, secret HUB_USER, secret HUB_TOKEN>"
     assert hash(plugin)
-
-
-def test_what_is_no_secret_names_its_plugin() -> None:
-    """However it was given."""
-    with pytest.raises(ConfigError, match=r"^Plugin 'hub': secrets: entry 0 is not a name"):
-        Plugin.create("hub").with_secrets("A B")
-    with pytest.raises(ConfigError, match=r"^Plugin 'hub': secrets takes a list"):
-        Plugin("hub", secrets="HUB_TOKEN")  # type: ignore[arg-type]
 
 
 def test_two_servers_do_not_share_the_port_of_a_pool() -> None:

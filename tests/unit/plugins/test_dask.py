@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
@@ -10,7 +9,6 @@ import ssl
 import subprocess
 import sys
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 
@@ -138,23 +136,6 @@ def read_to_end(sock: socket.socket) -> bytes:
     return b"" if data[:1] in (b"", b"\x15") else data
 
 
-def test_a_port_that_another_plugin_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do about it."""
-    from skyward.plugins import _dask
-
-    monkeypatch.setattr(_dask, "_BUSY_S", 0.0)
-    said: list[str] = []
-    monkeypatch.setattr(_dask, "_answer", said.append)
-
-    def busy(_order: Any) -> Any:
-        raise OSError(98, "Address already in use")
-
-    monkeypatch.setattr(_dask, "serve", busy)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
-    assert _dask.main() == 1
-    assert said == ["Address already in use. Another plugin of this pool may listen on it: list dask() first."]
-
-
 # the way there -------------------------------------------------------------------------------------------------------
 
 
@@ -180,16 +161,3 @@ def test_a_forward_leads_on_in_both_directions_and_ends() -> None:
                 assert left.recv(1) == b""
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", forward.port), 60)
-
-
-def test_a_forward_to_nowhere_ends_what_comes() -> None:
-    """The one that connects finds out at once, and the port stays."""
-
-    def dial() -> socket.socket:
-        raise ConnectionRefusedError
-
-    forward = Forward.on_loopback(dial)
-    for _ in range(2):
-        with socket.create_connection(("127.0.0.1", forward.port), 10) as near:
-            assert near.recv(1) == b""
-    forward.close()

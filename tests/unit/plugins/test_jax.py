@@ -9,7 +9,7 @@ from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import transform_all
-from skyward.plugins._jax import joined, variables
+from skyward.plugins._jax import variables
 
 NO_GPU = Cluster(spec=ClusterSpec(nodes=2))
 
@@ -33,11 +33,6 @@ def test_cuda_on_nodes_with_nvidia_gpus(accelerator: str | Accelerator) -> None:
     assert packages(sky.plugins.jax(), on_gpus(accelerator)) == ("jax[cuda12]",)
 
 
-def test_no_cuda_on_other_accelerators() -> None:
-    """What runs no CUDA gets none."""
-    assert packages(sky.plugins.jax(), on_gpus("MI300X")) == ("jax",)
-
-
 @pytest.mark.parametrize(
     ("cuda", "extra"),
     [("cuda12", "cuda12"), ("cu12", "cuda12"), ("cu124", "cuda12"), ("cu12.8", "cuda12"), ("cuda13", "cuda13")],
@@ -52,18 +47,6 @@ def test_what_is_no_cuda_is_refused(cuda: str) -> None:
     """A spelling that names no extra fails before anything is created."""
     with pytest.raises(ConfigError, match=r"jax\(cuda=...\) takes 'cuda12' or 'cuda13'"):
         sky.plugins.jax(cuda=cuda)
-
-
-def test_what_is_there_stays() -> None:
-    """A version that the user pins stays, and so do other packages."""
-    image = sky.Image(pip=["jax==0.10.2", "numpy"])
-
-    assert packages(sky.plugins.jax(), NO_GPU, image) == ("jax", "jax==0.10.2", "numpy")
-
-
-def test_it_is_collective() -> None:
-    """The loss of a rank ends the group of all."""
-    assert sky.plugins.jax().collective
 
 
 def test_the_variables_describe_the_group() -> None:
@@ -86,9 +69,3 @@ def test_the_gpus_of_a_node_are_shared_among_its_ranks(ranks: int, gpus: str) ->
     )
 
     assert variables(place, "10.0.0.1", 1)["JAX_LOCAL_DEVICE_COUNT"] == gpus
-
-
-def test_one_rank_forms_no_group() -> None:
-    """Nothing is imported or set up in a pool of one; without JAX this would fail."""
-    with joined(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=1)):
-        pass

@@ -12,7 +12,7 @@ import joblib
 import pytest
 
 import skyward as sky
-from skyward.errors import ConfigError, NoActivePoolError, PluginError
+from skyward.errors import NoActivePoolError, PluginError
 from skyward.integrations import JoblibPool, ScikitLearnPool
 from skyward.model.image import Image
 from skyward.model.instance import SETTINGS_VAR, InstanceInfo, Peer
@@ -41,31 +41,6 @@ def test_packages(plugin: sky.Plugin, packages: tuple[str, ...]) -> None:
     assert set(image(plugin).pip) == set(packages)
 
 
-def test_the_rest_of_the_image_stays_as_it_is() -> None:
-    """Every field of the user's image is preserved."""
-    before = Image(
-        python="3.11",
-        pip=["polars==1.0", "joblib==1.5.1"],
-        apt=["git"],
-        env={"A": "b"},
-        run=["echo hello"],
-        includes=["README.md"],
-    )
-
-    after = image(sky.plugins.sklearn("1.7.0"), before=before)
-
-    assert set(after.pip) == {"polars==1.0", "joblib==1.5.1", "scikit-learn==1.7.0"}
-    for name in ("python", "apt", "env", "run", "includes", "pip_indexes", "base"):
-        assert getattr(after, name) == getattr(before, name)
-
-
-@pytest.mark.parametrize("make", [sky.plugins.joblib, sky.plugins.sklearn])
-def test_a_version_that_is_none_is_refused(make: Any) -> None:
-    """The message says whose parameter it is."""
-    with pytest.raises(ConfigError, match=r"sky\.plugins\.(joblib|sklearn): version"):
-        make(version="new")
-
-
 def packages_of(pool: sky.ComputePool) -> set[str]:
     return set(pool._image().pip)
 
@@ -90,17 +65,6 @@ def test_pools_run_calls_in_processes_unless_told_otherwise() -> None:
     assert JoblibPool(sky.Local(), concurrency=3)._settings.worker.processes == 3
     threads = sky.Worker(concurrency=3, executor="thread")
     assert JoblibPool(sky.Local(), worker=threads)._settings.worker == threads
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"nodess": 3}, {"concurrency": 2, "worker": sky.Worker()}, {"joblib_version": "new"}, {"concurrency": 0}],
-    ids=str,
-)
-def test_pools_refuse_what_is_wrong(wrong: dict[str, Any]) -> None:
-    """Before anything is created."""
-    with pytest.raises(ConfigError):
-        JoblibPool(sky.Local(), **wrong)
 
 
 def test_joblib_is_needed_on_this_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +124,6 @@ def test_threads_are_the_share_of_a_call(
 
     with share_of_cpus(place(0, addresses)):
         assert os.environ["OMP_NUM_THREADS"] == os.environ["OPENBLAS_NUM_THREADS"] == str(threads)
-
-
-def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image, or `env=` of the pool, knows better."""
-    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60).to_json())
-    for name in _joblib._THREADS:
-        monkeypatch.setenv(name, "3")
-
-    with share_of_cpus(place(0, ["10.0.0.1"])):
-        assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
 def test_other_versions_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,14 +62,6 @@ def test_the_backend_is_installed(backend: Any, cluster: Cluster, added: set[str
     assert image.env == {"KERAS_BACKEND": backend}
 
 
-def test_pytorch_comes_from_its_own_index() -> None:
-    """Torch as a backend is what the torch plugin would install."""
-    [index] = transform_all(sky.Image(), [sky.plugins.keras(backend="torch")], CPU).pip_indexes
-
-    assert index.url.endswith("/whl/cpu")
-    assert index.packages == ("torch",)
-
-
 @pytest.mark.parametrize("there", ["jax==0.10.2", "jax[cuda13]>=0.10"])
 def test_a_backend_that_is_there_is_left_alone(there: str) -> None:
     """What the user, or a plugin before, asks of the backend is not widened."""
@@ -115,39 +107,12 @@ def test_wrong_settings_are_refused(make: Any, given: dict[str, Any], message: s
         make(**given)
 
 
-def test_groups_are_collective() -> None:
-    """Alone on JAX each rank works for itself; the other backends connect the ranks."""
-    assert [sky.plugins.keras(backend=b).collective for b in ("jax", "torch", "tensorflow")] == [False, True, True]
-
-
-# in a worker -------------------------------------------------------------------------------------------------------
-
-
-def test_the_backend_is_set_before_functions_are_loaded() -> None:
-    """Entering the plugin sets the variable, also where there is no image."""
-    session = Session((sky.plugins.keras(backend="jax"),), ALONE)
-    try:
-        assert os.environ["KERAS_BACKEND"] == "jax"
-    finally:
-        session.close()
-
-
 def test_a_worker_with_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another plugin that has loaded Keras with another backend is found out."""
     load_keras(monkeypatch, "torch")
 
     with pytest.raises(PluginError, match="backend 'jax', but keras is loaded with KERAS_BACKEND=torch"):
         Session((sky.plugins.keras(backend="jax"),), ALONE)
-
-
-def test_plugin_and_decorator_must_agree() -> None:
-    """A function that asks for another backend than its pool has is not loaded."""
-    session = Session((sky.plugins.keras(backend="jax"),), ALONE)
-    other = sky.integrations.keras(backend="torch")(function)
-
-    with pytest.raises(PluginError, match="the backend 'torch' by its decorator, and the pool for 'jax' by its plugin"):
-        session.decorate(other)
-    assert session.decorate(sky.integrations.keras(backend="jax")(function))() == "jax"
 
 
 # the decorator -----------------------------------------------------------------------------------------------------
@@ -164,19 +129,6 @@ def test_its_forms() -> None:
     asked = [declared_env(fn) for fn in (bare, called, named, below.fn, above.fn)]
     assert [env["KERAS_BACKEND"] for env in asked] == ["jax", "jax", "torch", "jax", "jax"]
     assert above.timeout == 3
-
-
-def test_outside_a_pool_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decorated function that is called as it is sets nothing and imports nothing."""
-    monkeypatch.delenv("COMPUTE_POOL", raising=False)
-
-    assert sky.integrations.keras(backend="jax", seed=3)(function)() == "none"
-
-
-def test_two_backends_on_one_function_are_refused() -> None:
-    """A function has one backend."""
-    with pytest.raises(ConfigError, match="KERAS_BACKEND=torch and with KERAS_BACKEND=jax"):
-        sky.integrations.keras(backend="jax")(sky.integrations.keras(backend="torch")(function))
 
 
 def test_it_is_collective_where_ranks_form_a_group() -> None:

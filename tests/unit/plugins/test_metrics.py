@@ -57,17 +57,3 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
             second(FakePool(), cast(Any, None)),
         ):
             pass
-
-
-@pytest.mark.parametrize("port", [-1, 65_536, True, "9464"])
-def test_a_port_is_a_number(port: Any) -> None:
-    """Found when the plugin is made."""
-    with pytest.raises(sky.errors.ConfigError, match="takes a number from 0 to 65535"):
-        sky.plugins.metrics(port=port)
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is created."""
-    monkeypatch.setattr("skyward.plugins._metrics.find_spec", lambda _name: None)
-    with pytest.raises(sky.errors.PluginError, match=r"pip install 'skyward\[metrics\]'"):
-        sky.plugins.metrics()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import PluginError
-from skyward.model.instance import InstanceInfo, Network
+from skyward.model.instance import InstanceInfo
 from skyward.plugins import _ranks
 from skyward.plugins._ranks import cpus, interface_of, listen, owner_of, rendezvous, source_address
 
@@ -62,14 +62,6 @@ def test_all_ranks_learn_one_place_that_is_free_afterwards(ranks: Callable[..., 
         server.listen()
 
 
-def test_a_port_that_is_listened_on_is_taken_as_it_is(ranks: Callable[..., list[Any]]) -> None:
-    """A framework that has opened its port itself keeps it."""
-    with closing(listen("127.0.0.1")) as server:
-        port = server.getsockname()[1]
-        assert ranks(port) == [("127.0.0.1", port)] * RANKS
-        assert server.fileno() >= 0
-
-
 def test_ranks_that_cannot_reach_the_head_are_named_on_all(ranks: Callable[..., list[Any]]) -> None:
     """Every rank raises the same: who could not connect to what, and where to look."""
     with closing(listen("127.0.0.1")) as server:
@@ -109,23 +101,6 @@ def test_loopback_is_reached_over_its_own_interface() -> None:
     assert source_address("127.0.0.1") == "127.0.0.1"
     assert interface_of(place(1)) == "lo"
     assert owner_of("127.0.0.9") == "lo"
-
-
-def test_what_the_pool_knows_of_its_network_comes_first() -> None:
-    """An interface that the provider has named is not second-guessed."""
-    named = InstanceInfo(node=0, total_nodes=2, head_addr="127.0.0.1", head_port=0, network=Network(interface="ib0"))
-
-    assert interface_of(named) == "ib0"
-
-
-def test_every_address_of_this_machine_has_an_owner() -> None:
-    """The address from which the default route goes, where there is one."""
-    address = source_address("198.51.100.1")
-    if address is None:
-        pytest.skip("this machine has no route to other networks")
-
-    assert owner_of(address) in {name for _, name in socket.if_nameindex()}
-    assert owner_of("203.0.113.77") is None  # set aside for documents
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,6 @@ def test_an_unknown_name_offers_close_ones(install: Install) -> None:
     assert not hasattr(skyward.plugins, "zzz")
 
 
-def test_private_names_are_not_plugins() -> None:
-    """What the import system and inspection tools look for is no plugin name."""
-    with pytest.raises(AttributeError, match="has no attribute '__wrapped__'") as caught:
-        skyward.plugins.__wrapped__
-    assert not isinstance(caught.value, ConfigError)
-
-
 def test_a_package_that_cannot_be_imported_fails_only_when_asked_for(install: Install) -> None:
     """The others work; asking by name gives the cause, the package and its version."""
     install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
@@ -112,43 +105,12 @@ def test_a_broken_offer_is_logged_once_and_not_listed(
     assert "sky-bad 1.0" in caplog.messages[0]
 
 
-def test_a_broken_offer_asked_for_by_name_is_an_error_with_its_cause(install: Install) -> None:
-    """Not listed is not unknown: who asks is told what is wrong."""
-    install("sky-lost", {}, {"lost": "no_such_module_here:make"})
-    with pytest.raises(PluginError, match="'lost' of the package sky-lost") as caught:
-        skyward.plugins.lost()
-    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
-
-
 def test_two_packages_cannot_share_a_name(install: Install) -> None:
     """Neither wins by chance; both are named."""
     install("sky-one", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
     install("sky-two", {}, {"good": "good_plugin:good"})
     with pytest.raises(PluginError, match=r"'good' is taken more than once: by .*sky-one.* and by .*sky-two"):
         skyward.plugins.good()
-
-
-def test_a_package_cannot_take_a_built_in_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third party's plugin adds to the built-in ones and never replaces one."""
-    install("sky-fake", {"good_plugin": GOOD}, {"own": "good_plugin:good"})
-    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS, built_in={"own": "good_plugin:good"}))
-    with pytest.raises(PluginError, match=r"by skyward \(good_plugin:good\) and by the package sky-fake"):
-        skyward.plugins.own()
-
-
-def test_a_built_in_is_found_by_its_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The built-in table is read in the same way as a package's entry points."""
-    install("sky-good", {"good_plugin": GOOD}, {})
-    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS, built_in={"own": "good_plugin:good"}))
-    assert skyward.plugins.own(level=3).name == "good 3"
-    assert "own" in dir(skyward.plugins)
-
-
-def test_an_offer_must_be_a_function(install: Install) -> None:
-    """A value cannot be called with settings."""
-    install("sky-value", {"good_plugin": GOOD}, {"thing": "good_plugin:value"})
-    with pytest.raises(PluginError, match=r"'thing' of .* must be a function that returns a Plugin; found int"):
-        skyward.plugins.thing()
 
 
 def framework(version: str = "1", *, gpu: bool = True) -> Plugin:
@@ -193,11 +155,6 @@ def test_a_plugin_adds_to_the_image() -> None:
     assert image(gpu=False).env["KIND"] == "cpu"
 
 
-def test_without_plugins_the_image_is_as_declared() -> None:
-    """Nothing is added."""
-    assert declared_image(declared(), platform="linux/amd64", python="3.11") == Image()
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -210,10 +167,3 @@ def test_wrong_parameters_are_named(kwargs: dict[str, Any], message: str) -> Non
     """The message names the place, the plugin and what it takes."""
     with pytest.raises(ConfigError, match=message):
         image(**kwargs)
-
-
-def test_an_unknown_plugin_is_named() -> None:
-    """The message names the place and names that come close."""
-    use = PluginUse(name="framewrk", where="x.toml, plugins.framewrk")
-    with pytest.raises(UnknownNameError, match=r"x.toml, plugins.framewrk: .*Did you mean 'framework'"):
-        declared_image(declared(use), platform="linux/amd64", python="3.11")

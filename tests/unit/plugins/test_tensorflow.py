@@ -72,15 +72,6 @@ def test_the_package_for_the_nodes(accelerator: Any, platform: str, wanted: str)
     assert transform_all(sky.Image(), [sky.plugins.tensorflow()], Cluster(spec=spec)).pip == (wanted,)
 
 
-def test_a_log_level_of_the_user_stays() -> None:
-    """TensorFlow is made less talkative, unless the image says how talkative it is to be."""
-    plugins, plan = [sky.plugins.tensorflow()], Cluster(spec=ClusterSpec())
-
-    assert transform_all(sky.Image(), plugins, plan).env == {"TF_CPP_MIN_LOG_LEVEL": "1"}
-    mine = sky.Image(env={"TF_CPP_MIN_LOG_LEVEL": "0"})
-    assert transform_all(mine, plugins, plan).env == {"TF_CPP_MIN_LOG_LEVEL": "0"}
-
-
 def test_every_node_is_listed_with_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster lists each node's address, in the order of the ranks; the task is this rank's."""
     with described(monkeypatch, 0) as config:
@@ -115,20 +106,3 @@ def test_calls_on_one_rank_see_no_cluster(monkeypatch: pytest.MonkeyPatch) -> No
             environment.end_call()
 
     assert seen == [True, False, True]
-
-
-def test_one_rank_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pool of one nothing is described, and nobody is asked."""
-    monkeypatch.setattr(group, "_client", None)
-
-    with cluster.described(place(0, ranks=1)):
-        assert "TF_CONFIG" not in os.environ
-
-
-def test_both_forms_describe_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decorator finds what the plugin has described: the ranks meet once."""
-    with described(monkeypatch, 0) as config, cluster.described(place(0)):
-        assert json.loads(os.environ["TF_CONFIG"]) == config
-        exchange = group._client
-        assert isinstance(exchange, OtherRank)
-        assert exchange.names.count("tensorflow: addresses") == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.plugins import _volumes
 from skyward.plugins._volumes import login, mounting, unsent
 
 KEYS = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret"}
@@ -25,17 +24,6 @@ def test_a_login_of_the_environment() -> None:
     }
     found = login({**KEYS, "AWS_ENDPOINT_URL": "http://x", "AWS_ENDPOINT_URL_S3": "http://y"})
     assert (found["RCLONE_S3_PROVIDER"], found["RCLONE_S3_ENDPOINT"]) == ("Other", "http://y")
-
-
-def test_without_a_login_the_machines_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of its instance profile, for example."""
-    monkeypatch.setattr(_volumes, "_of_boto3", lambda: None)
-
-    assert login({"AWS_DEFAULT_REGION": "eu-west-1"}) == {
-        "RCLONE_S3_PROVIDER": "AWS",
-        "RCLONE_S3_REGION": "eu-west-1",
-        "RCLONE_S3_ENV_AUTH": "true",
-    }
 
 
 def test_a_login_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
