@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError
-from skyward.model.instance import DISMISS, EXIT_DISMISSED
 from skyward.wire import handshake
 from skyward.wire.frames import dial
-from skyward.wire.messages import STDERR, STDOUT, Kind
-from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
+from skyward.wire.messages import Kind
+from tests.unit.runner.node import PLACE, Pid, RunningNode, Start
 
 SOON_S = 15.0  # the agent's own bound is 0.2 s, a silenced agent would take 20 s
 HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
@@ -57,14 +56,6 @@ def test_a_wrong_key_disturbs_nobody(node: RunningNode) -> None:
     assert errors.count("refused") == 1
 
 
-def test_silent_connections_keep_nobody_out(node: RunningNode) -> None:
-    """Connections that never authenticate give way."""
-    with ExitStack() as stack:
-        for _ in range(12):  # more than may be strangers at once, fewer than the kernel queues
-            stack.enter_context(dial(node.run_dir, "unix:agent.sock"))
-        assert node.client().ping_s() < SOON_S
-
-
 def test_silent_connections_keep_nobody_out_of_a_worker(node: RunningNode) -> None:
     """A peer that says nothing does not even delay the client: each is heard in a thread of its own."""
     client = node.client()
@@ -75,27 +66,6 @@ def test_silent_connections_keep_nobody_out_of_a_worker(node: RunningNode) -> No
         node.do("import os; os.write(1, b'let in\\n')")
         client.output(until="let in")
         assert time.monotonic() - began < SOON_S
-
-
-def test_a_client_of_a_worker_that_is_taken_waits_for_its_end(node: RunningNode) -> None:
-    """Two clients with the key are served one after the other."""
-    client = node.client()
-    node.do("import os; os.write(1, b'first\\n')")
-    client.output(until="first")
-    first = node._workers.pop((0, 0))
-    node.do("import os; os.write(1, b'second\\n')")
-    first.close()
-    client.output(until="second")
-
-
-def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:
-    """Before its workers end, and by its exit status: its pool must not take it for an accident."""
-    client = node.client()
-    client.ping_s()  # the agent knows of it
-    node.process.send_signal(signal.Signals[DISMISS])
-    client.next(Kind.DISMISSED)
-    code, _ = node.end()
-    assert code == EXIT_DISMISSED
 
 
 def test_a_new_place_reaches_workers_that_are_started_later(node: RunningNode) -> None:
@@ -128,27 +98,6 @@ def test_a_client_that_comes_later_learns_where_workers_are_now(node: RunningNod
         assert node.client().document(Kind.WORKER_UP)["address"] == "unix:w0.1.sock"
 
 
-def test_output_below_python_reaches_every_client(node: RunningNode) -> None:
-    """Both streams, whole characters even when written in parts, and a line that does not end."""
-    clients = [node.client(), node.client()]
-    parts = "text = '日本語 é 🛰\\n'.encode(); os.write(1, text[:4]); time.sleep(0.02); os.write(1, text[4:])"
-    node.do(f"import os, time; {parts}; time.sleep(0.02); os.write(2, b'50 %')")
-    for client in clients:
-        assert client.output(until="50 %") == [(0, STDOUT, "日本語 é 🛰\n"), (0, STDERR, "50 %")]
-
-
-def test_a_flood_of_output_stops_neither_the_worker_nor_the_agent(node: RunningNode) -> None:
-    """A client that does not read costs itself lines; everybody else goes on."""
-    sock = dial(node.run_dir, "unix:agent.sock")
-    deaf = handshake.connect(sock, node.key, handshake.agent_endpoint(1))
-    node.do("import os\nfor _ in range(40): os.write(1, b'x' * 999_999 + b'\\n')\nos._exit(0)")
-    client = node.client()
-    assert client.document(Kind.WORKER_EXIT)["code"] == 0
-    client.document(Kind.WORKER_UP)
-    assert client.ping_s() < SOON_S
-    deaf.close()
-
-
 def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     """Status 3, one line, no process, no socket."""
     node = start(lease_s=5.0)
@@ -161,14 +110,6 @@ def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     assert (status, errors) == (3, "skyward: Node 1 ends: no client for 5 s (its lease).\n")
     assert worker.ends()
     assert _files(node) == []
-
-
-def test_the_lease_begins_when_the_node_is_ready(start: Start, tmp_path: Path) -> None:
-    """On a busy machine its workers take longer than that to start, and no client can come before."""
-    node = start(_worker_breaks(tmp_path, "import time; time.sleep(3)"), lease_s=0.5)
-    node.ready()
-    status, errors = node.end()
-    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 0.5 s (its lease).\n")
 
 
 def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
@@ -249,38 +190,3 @@ def test_a_worker_that_cannot_start_again_ends_the_node(start: Start, tmp_path: 
     status, errors = node.end()
     assert status == 1
     assert "ended 3 times in a row before it listened (exit status 7)" in errors
-
-
-def test_workers_that_a_client_ends_while_they_start_have_not_failed(start: Start, tmp_path: Path) -> None:
-    """However many: the node stays, and the next one that is let alone works."""
-    slow = tmp_path / "slow"
-    node = start(_worker_breaks(tmp_path, "import time; time.sleep(60)", when=f"os.path.exists({str(slow)!r})"))
-    node.ready()
-    client = node.client()
-    slow.touch()
-    for generation in range(5):
-        client.tell(Kind.KILL, worker=0)
-        assert client.document(Kind.WORKER_EXIT)["generation"] == generation
-        time.sleep(0.2)  # the next one has been started
-    slow.unlink()
-    client.tell(Kind.KILL, worker=0)
-    assert client.document(Kind.WORKER_UP)["generation"] == 6
-
-
-def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path: Path) -> None:
-    """It shows its traceback and ends."""
-    node = start(_worker_breaks(tmp_path, "import time; os.write(int(sys.orig_argv[-1]), b'?\\n'); time.sleep(20)"))
-    status, errors = node.end()
-    assert status == 1
-    assert "JSONDecodeError" in errors
-    assert "its agent failed" in errors
-
-
-def test_a_message_that_makes_no_sense_costs_only_its_connection(node: RunningNode) -> None:
-    """The node says so and goes on."""
-    other = node.client()
-    for kind, document in ((Kind.KILL, {"worker": 9}), (Kind.READY, {}), (Kind.SHUTDOWN, {"grace_s": "long"})):
-        client = Client(node.client().connection)
-        client.tell(kind, **document)
-        assert client.is_closed()
-    other.ping_s()

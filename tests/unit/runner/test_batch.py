@@ -11,8 +11,7 @@ import pytest
 from skyward.model.instance import InstanceInfo
 from skyward.runner import calls as runner_calls
 from skyward.runner.calls import Calls
-from skyward.runner.threads import Interrupted, Slot
-from skyward.runtime import environment
+from skyward.runner.threads import Slot
 from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker
 from skyward.wire.frames import Frame
@@ -62,16 +61,6 @@ def test_it_answers_with_what_it_has_when_the_time_is_up(monkeypatch: pytest.Mon
     assert results(answer(lambda n: n, [5, 6, 7])[0]) == [5]
 
 
-def test_a_result_is_what_it_was_when_its_call_returned() -> None:
-    """A later call that changes the object does not change it."""
-
-    def grown(n: int, kept: list[int] = []) -> list[int]:  # noqa: B006 - kept on purpose
-        kept.append(n)
-        return kept
-
-    assert results(answer(grown, [1, 2, 3])[0]) == [[1], [1, 2], [1, 2, 3]]
-
-
 def test_an_error_says_which_call_it_is_of() -> None:
     """By the number of those before it; what cannot be pickled is an error as well."""
     frame, _ = answer(lambda n: 1 // (n - 2), range(5))
@@ -81,29 +70,3 @@ def test_an_error_says_which_call_it_is_of() -> None:
 
     frame, _ = answer(lambda n: threading.Lock() if n else n, [0, 1])
     assert (frame.kind, COUNT.unpack(frame.buffers[0])) == (Kind.ERROR, (1,))
-
-
-def test_a_generator_streams_as_the_only_call() -> None:
-    """After others it waits for a batch of which it is the first."""
-    frame, sent = answer(lambda n: (each for each in range(n)), [2, 3])
-    assert [each.kind for each in (*sent, frame)] == [Kind.STREAM, Kind.ITEM, Kind.ITEM, Kind.END]
-    assert results(answer(lambda n: n if n < 2 else (each for each in [n]), [0, 1, 2, 3])[0]) == [0, 1]
-
-
-def test_an_interrupt_leaves_the_batch() -> None:
-    """As it leaves a call, and what was to be done at the end of the call is done."""
-    ended = []
-
-    def interrupted(n: int) -> int:
-        environment.at_end(lambda: ended.append(n))
-        if n:
-            raise Interrupted
-        return n
-
-    calls = Calls(PLACE)
-    calls._functions[1] = interrupted  # as it is: it shares a list with this test
-    packer = Packer()
-    packer.add_numbers([0, 1, 2])
-    with pytest.raises(Interrupted):
-        calls.run(Frame(Kind.CALL, 7, CALL_HEAD.pack(1, BATCH) + packer.dumps()), Slot(), lambda _frame: None)
-    assert ended == [0, 1]

@@ -183,15 +183,6 @@ def test_a_task_accepts_nobody_without_the_pools_certificate(start: Start, pool:
     session.close()
 
 
-def test_a_client_knows_a_task_of_another_pool(start: Start, pool: tuple[Identity, Identity]) -> None:
-    """The certificate that it shows is not the one of the pool's nodes."""
-    start()
-    session, _ = Client(pool[0]).claim()
-    session.close()
-    with pytest.raises(ssl.SSLCertVerificationError):
-        Client(identities("Kubernetes", "another", 1)[0][0]).connect("claim")
-
-
 @pytest.mark.alone
 def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, Identity]) -> None:
     """Peers that do not even begin TLS, more than are waited for at once."""
@@ -212,27 +203,3 @@ def test_a_task_ends_when_no_client_has_come_for_its_lease(start: Start) -> None
     assert task.wait(WAIT_S) == 0
     assert task.stdout
     assert "no client came for 0.2 s" in task.stdout.read()
-
-
-def test_a_task_ends_when_its_client_has_been_gone_for_the_lease(start: Start, pool: tuple[Identity, Identity]) -> None:
-    """The lease begins again when the client has gone."""
-    task = start(lease_s=6)
-    session, _ = Client(pool[0]).claim()
-    session.close()
-    assert task.wait(WAIT_S) == 0
-
-
-def test_a_task_told_to_stop_exits_with_status_0(start: Start, pool: tuple[Identity, Identity]) -> None:
-    """Before it has become a node as well."""
-    task = start()
-    session, _ = Client(pool[0]).claim()
-    session.sendall(b'{"do": "stop"}\n')
-    assert task.wait(WAIT_S) == 0
-    session.close()
-
-
-def test_ports_are_the_slots_own() -> None:
-    """Both sides know them; the slots of a pool have different ones, as a rule, and all are below the kernel's own."""
-    assert ports(POOL, 1) == ports(POOL, 1)
-    assert len({ports(POOL, slot)[0] for slot in range(1, 9)}) == 8
-    assert all(20_000 <= port < 30_000 for slot in range(1, 9) for port in ports(POOL, slot))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from skyward.runner.clients import LAST_WORDS_S, Client
+from skyward.runner.clients import Client
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import STDOUT, Kind
 
@@ -47,27 +46,3 @@ def test_the_oldest_output_is_dropped_and_counted_but_no_report(ends: tuple[Conn
     assert [line.id for line in lines] == [0] * (len(lines) - 1) + [1]
     assert bytes(notice.head[1:]).decode() == f"… {3_000 - len(lines)} lines dropped\n"
     assert 1_000 < len(lines) < 1_100
-
-
-def test_a_client_that_does_not_read_blocks_nobody(ends: tuple[Connection, Client]) -> None:
-    """Queueing returns at once although the sender is stuck; closing releases the sender."""
-    _, client = ends
-    sender = threading.Thread(target=client.send, daemon=True)
-    sender.start()
-    start = time.monotonic()
-    for _ in range(5_000):
-        client.post(_output())
-    client.close()
-    sender.join(60)
-    assert not sender.is_alive()
-    assert time.monotonic() - start < 30
-
-
-def test_what_is_queued_is_sent_before_goodbye(ends: tuple[Connection, Client]) -> None:
-    """The last words of a node arrive."""
-    far, client = ends
-    threading.Thread(target=client.send, daemon=True).start()
-    client.post(Frame(Kind.WORKER_EXIT, 0, b"{}"))
-    client.close(LAST_WORDS_S)
-    assert [frame.kind for frame in far.receive()] == [Kind.WORKER_EXIT]
-    assert far.receive() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.model.instance import InstanceInfo
 from skyward.runner.config import GPUS_VAR, rank_environment
 
 
@@ -16,19 +16,6 @@ def place(ranks: int, gpus: int = 0) -> InstanceInfo:
 
 def shares(ranks: int, gpus: int, environment: dict[str, str]) -> list[str | None]:
     return [rank_environment(place(ranks, gpus), rank, environment).get(GPUS_VAR) for rank in range(ranks)]
-
-
-def test_each_rank_has_a_place_of_its_own() -> None:
-    """The same document but for the worker."""
-    found = [InstanceInfo.from_json(rank_environment(place(2), worker, {})[ENV_VAR]) for worker in range(2)]
-
-    assert [info.global_worker_index for info in found] == [2, 3]
-    assert {(info.node, info.total_workers, info.head_port) for info in found} == {(1, 4, 29400)}
-
-
-def test_the_processes_of_a_single_rank_keep_the_nodes_place() -> None:
-    """And all of its GPUs."""
-    assert rank_environment(place(1, gpus=4), 0, {GPUS_VAR: "0,1,2,3"}) == {}
 
 
 def memory(ranks: int, gpus: int, processes: int, environment: dict[str, str]) -> list[tuple[str | None, str | None]]:

@@ -96,26 +96,6 @@ def test_places_are_those_of_cp(
     assert not (there / expected).is_symlink()
 
 
-@pytest.mark.parametrize(
-    ("given", "into", "message"),
-    [
-        (["data"], "none/new", "There is no folder none. Create it first."),
-        (["data", "data/sub"], "new", "new is not a folder"),
-        (["missing"], "new", "missing does not exist."),
-    ],
-)
-def test_a_place_that_is_not_there_is_refused(
-    source: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], into: str, message: str
-) -> None:
-    """Before anything is made."""
-    monkeypatch.chdir(source.parent)
-
-    with pytest.raises(CopyError, match=message):
-        copied(given, into)
-
-    assert sorted(path.name for path in source.parent.iterdir()) == ["data"]
-
-
 def test_what_is_there_is_replaced_file_by_file(source: Path, tmp_path: Path) -> None:
     """Other files stay; what is in use keeps its old content. A pipe is left out."""
     os.mkfifo(source / "pipe")

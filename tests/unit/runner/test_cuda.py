@@ -148,25 +148,6 @@ fail()
     assert caller.answer(4, seen) == ([True], True)
 
 
-def test_a_call_that_is_cancelled_gives_memory_back(node: RunningNode, call: Connect) -> None:
-    """As one that fails."""
-    caller = call(node)
-    caller.answer(1, TORCH + "times = []\ndef given_back(): times.append(1)")
-    caller.start(2, "print('begun', flush=True)\nimport time\ntime.sleep(600)")
-    while (frame := caller.connection.receive()[0]).kind != Kind.OUTPUT:
-        pass
-    caller.connection.send(Frame(Kind.CANCEL, 2))
-
-    frame = caller.next()  # type: ignore[assignment] # the connection is there
-    assert frame.kind == Kind.ERROR
-    assert caller.answer(3, "result = times") == [1]
-
-
-def test_a_process_without_torch_is_left_alone() -> None:
-    """Nothing is imported, and CUDA is not asked for where it was not used."""
-    assert process.free_device_memory()
-
-
 @pytest.mark.parametrize(
     "ending",
     [
@@ -194,22 +175,3 @@ def test_a_process_whose_cuda_is_broken_is_replaced(start: Start, call: Connect,
     assert (second.kind, second.id) == (Kind.STALE, 2)
     assert handle.ends()
     assert agent.document(Kind.WORKER_UP)["generation"] == 1
-
-
-def test_neighbours_end_in_a_process_that_is_replaced(start: Start, call: Connect) -> None:
-    """With several calls at once, those that run tell their results first."""
-    node = start(slots=2)
-    node.ready()
-    caller = call(node)
-    caller.answer(1, "import threading\ngo = threading.Event()")
-    caller.start(2, "print('begun', flush=True)\ngo.wait()\nresult = 'kept'")
-    while caller.connection.receive()[0].kind != Kind.OUTPUT:
-        pass
-
-    caller.start(3, f"go.set()\nraise RuntimeError({ASSERTION!r})")
-    frames = [caller.next() for _ in range(3)]
-
-    assert caller.next() is None  # it has ended
-    answers = {frame.id: told(frame) for frame in frames if frame is not None and frame.kind != Kind.STALE}
-    assert answers[2] == "kept"
-    assert isinstance(answers[3], RuntimeError)

@@ -60,21 +60,6 @@ def test_so_many_versions_are_kept_for_calls_that_are_on_their_way() -> None:
     assert b"has changed more than 32 times since this call was made" in bytes(dropped.head)
 
 
-def test_a_version_that_is_sent_again_is_not_dropped() -> None:
-    """A call of an older one comes again after its worker was lost: it is the newest then."""
-    worker = Calls(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=0))
-    for number in range(1, 4):
-        send(worker, number)
-        call(worker, number)
-    send(worker, 1)
-    for number in range(4, 4 + calls._OLD_FUNCTIONS + 1):
-        send(worker, number)
-        call(worker, number)
-
-    assert call(worker, 1) == 1
-    assert 2 not in worker._functions
-
-
 def test_modules_that_the_disk_does_not_take_are_an_error_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import PluginError, SerializationError
+from skyward.errors import PluginError
 from skyward.model.instance import SETUP
 from skyward.runner.exchange import GatherClient
 from skyward.wire import payload
@@ -80,51 +80,12 @@ def test_a_set_up_counts_from_one_again(post: Post) -> None:
         wait()
 
 
-def test_the_counts_of_calls_that_have_ended_are_forgotten(post: Post) -> None:
-    """A worker that lives long keeps no trace of them."""
-    for call in range(1, 50):
-        post.running = (call, [call])
-        wait = post.gather(0)
-        post.answer(post.sent.get(timeout=60), 0)
-        wait()
-
-    assert len(post.gathers._rounds) == 1
-
-
-def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
-    """In the client's words."""
-    wait = post.gather(0)
-    post.sent.get(timeout=60)
-    post.gathers.take(Frame(Kind.GATHERED, 7, encode({"round": 1, "error": "rank 1 (node 1) has left."})))
-    error = wait()
-
-    assert isinstance(error, PluginError)
-    assert str(error) == "gather('port'): rank 1 (node 1) has left."
-
-
-def test_nothing_is_waited_for_without_a_client(post: Post) -> None:
-    """The error says so."""
-    post.connected = False
-
-    with pytest.raises(PluginError, match="the client is gone"):
-        post.gathers.gather(0, "port", None)
-
-
 def test_a_thread_that_belongs_to_no_call_cannot_gather(post: Post) -> None:
     """Nobody could tell which ranks it would wait for."""
     post.running = (None, [7, 8])
 
     with pytest.raises(PluginError, match="belongs to none of several calls"):
         post.gathers.gather(0, "port", None)
-
-
-def test_what_cannot_be_pickled_is_named(post: Post) -> None:
-    """And nothing is sent, nor counted."""
-    with pytest.raises(SerializationError, match=r"The value of gather\('port'\)"):
-        post.gathers.gather(threading.Lock(), "port", None)
-
-    assert post.sent.empty()
-    assert post.gathers._rounds == {}
 
 
 def test_a_forked_process_cannot_gather(post: Post) -> None:

@@ -97,50 +97,6 @@ def test_a_call_that_the_other_thread_has_just_read_is_not_waited_past(post: Pos
     assert [_id(frame) for frame in got] == [5]
 
 
-def test_the_main_thread_reads_for_itself(post: Post) -> None:
-    """What comes with a call is handled by the thread that waits for calls."""
-    post.client.send(Frame(NOTE, 7), Frame(CALL, 1))
-
-    assert _id(post.inbox.get()) == 1
-    assert post.notes == [(7, threading.current_thread().name)]
-
-
-def test_calls_come_in_order(post: Post) -> None:
-    """Also those that were read together."""
-    post.client.send(*(Frame(CALL, n) for n in range(50)))
-
-    assert [_id(post.inbox.get()) for _ in range(50)] == list(range(50))
-
-
-def test_a_busy_main_thread_is_stood_in_for(post: Post) -> None:
-    """A message that comes during a long call is heard soon, by the other thread."""
-    post.client.send(Frame(CALL, 1))
-    post.inbox.get()
-    post.client.send(Frame(NOTE, 9))
-
-    assert post.heard.wait(60)
-    assert post.notes == [(9, "stand-in")]
-
-
-def test_the_socket_is_handed_back(post: Post) -> None:
-    """After a long call the first message comes through the other thread, the next is read directly again."""
-    post.client.send(Frame(CALL, 1))
-    post.inbox.get()
-    time.sleep(10 * LONG_S)  # the call takes long: the other thread reads by now
-    post.client.send(Frame(CALL, 2))
-    assert _id(post.inbox.get()) == 2
-
-    # on a loaded machine the other thread may stand in once more before this one is back
-    for number in range(3, 90, 3):
-        post.send_once_waited_for(Frame(CALL, number), Frame(NOTE, number + 1))
-        assert _id(post.inbox.get()) == number
-        post.send_once_waited_for(Frame(CALL, number + 2))
-        assert _id(post.inbox.get()) == number + 2
-        if (number + 1, threading.current_thread().name) in post.notes:
-            break
-    assert post.notes[-1] == (number + 1, threading.current_thread().name)
-
-
 def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
     """The other thread has handed a call over, but not the socket yet, when the main thread wants the next call."""
     post.client.send(Frame(CALL, 1))
@@ -171,16 +127,6 @@ def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
     main.join(60)
 
     assert got == [2, 3]
-
-
-def test_a_stream_need_not_wait(post: Post) -> None:
-    """Whoever is about to wait for messages can ask for the other thread at once."""
-    post.client.send(Frame(CALL, 1))
-    post.inbox.get()
-    post.inbox.stand_in()
-    post.client.send(Frame(NOTE, 2))
-
-    assert post.heard.wait(60)
 
 
 @pytest.mark.parametrize("reading", ["main", "stand-in"])

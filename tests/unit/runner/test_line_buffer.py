@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.runner.children import PARTIAL_S, Lines, Ring
+from skyward.runner.children import PARTIAL_S, Lines
 
 
 def test_lines_are_passed_on_whole() -> None:
@@ -37,26 +37,7 @@ def test_characters_are_never_cut(text: str) -> None:
     assert out == text
 
 
-def test_what_is_no_utf8_is_replaced() -> None:
-    """Also a character that the end of the stream cuts off."""
-    lines = Lines()
-    assert lines.feed(b"\xff\n", 0.0) == "�\n"
-    lines.feed("é".encode()[:1], 0.0)
-    assert lines.finish() == "�"
-
-
 def test_a_line_without_end_is_passed_on_in_pieces() -> None:
     """Memory is bounded: 64 KiB wait at most."""
     lines = Lines()
     assert lines.feed(b"x" * 70_000, 0.0) == "x" * 70_000
-
-
-def test_the_ring_keeps_the_end() -> None:
-    """Its tail is 20 lines, at most 8 KiB."""
-    ring = Ring()
-    for number in range(10_000):
-        ring.add(b"line %d\n" % number)
-    tail = ring.tail().splitlines()
-    assert (len(tail), tail[0], tail[-1]) == (20, "line 9980", "line 9999")
-    ring.add(b"y" * 200_000)
-    assert ring.tail() == "y" * 8192

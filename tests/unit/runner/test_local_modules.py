@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 
@@ -54,25 +53,6 @@ def test_a_second_worker_of_a_node_leaves_what_the_first_has_placed(
     process.place_modules(SENT[:1])
 
     assert (root / SENT[1][0]).read_bytes() == SENT[1][1]
-
-
-def test_what_is_baked_is_linked_only_where_it_is_a_place_of_modules(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine without an image may have such a folder for something else."""
-    monkeypatch.setattr(sys, "path", sys.path[:-1])
-    process.place_modules(SENT)
-
-    assert not (root / "beside.txt").exists()
-
-
-def test_programs_may_be_executed(root: Path) -> None:
-    """Those that are sent as programs, and also when they are sent again as modules that functions import."""
-    process.place_modules((("tools/a.py", b"#!/bin/sh\n"), ("tools/b.py", b"")), {"tools/a.py"})
-    process.place_modules((("tools/a.py", b"#!/bin/sh\nexit 3\n"),))
-
-    assert os.access(root / "tools/a.py", os.X_OK)
-    assert not os.access(root / "tools/b.py", os.X_OK)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../outside.py", "a/../../outside.py"])

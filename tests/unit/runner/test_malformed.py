@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
-from tests.unit.runner.node import PLACE, Client, RunningNode
+from tests.unit.runner.node import Client, RunningNode
 
 MALFORMED = [
     (Kind.DUMP, b"[" * 100_000),
@@ -37,25 +35,6 @@ def test_malformed_messages_cost_only_their_connection(node: RunningNode) -> Non
         assert client.is_closed(), (kind, head[:40])
     other.ping_s()
     assert node.process.poll() is None
-
-
-def test_a_node_keeps_its_index(node: RunningNode) -> None:
-    """Its neighbours may change; an order that makes another node of it is none."""
-    client = Client(node.client().connection)
-    client.connection.send(Frame(Kind.PLACE, 0, replace(PLACE, node=PLACE.node + 1).to_json().encode()))
-    assert client.is_closed()
-    node.client().ping_s()
-
-
-def test_what_is_said_of_a_malformed_message_is_short(node: RunningNode) -> None:
-    """A line of a log, however long the message was."""
-    client = Client(node.client().connection)
-    client.connection.send(Frame(Kind.KILL, 0, b'{"worker": "' + b"x" * 500_000 + b'\xff"}'))
-    assert client.is_closed()
-    node.process.terminate()
-    _, errors = node.end()
-    assert "a malformed message (UnicodeDecodeError(" in errors
-    assert len(errors) < 1000
 
 
 @pytest.mark.parametrize("head", [b"[" * 100_000, b'{"a":' * 100_000, b'{"a": NaN}', b"[1]", b"", b"\xff"])

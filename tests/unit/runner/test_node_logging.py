@@ -53,17 +53,6 @@ def test_records_are_sent_from_the_clients_level_on(sent: Sent) -> None:
     assert encode(record)  # plain data
 
 
-def test_an_exception_is_sent_as_text(sent: Sent) -> None:
-    try:
-        raise ValueError("no")
-    except ValueError:
-        _logger("x").exception("failed")
-
-    ((_, record),) = sent
-    assert record["trace"].startswith("Traceback") and record["trace"].endswith("ValueError: no")
-    assert record["line"].startswith("ERROR:of-this-test.x:failed\nTraceback") and record["text"] == "failed"
-
-
 def test_secrets_are_masked_and_muted_calls_send_nothing(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "current", Masks(["hush-hush"]))
     _logger("y").warning("a hush-hush %s", "hush-hush")
@@ -72,19 +61,6 @@ def test_secrets_are_masked_and_muted_calls_send_nothing(sent: Sent, monkeypatch
 
     ((_, record),) = sent
     assert (record["text"], record["line"]) == ("a *** ***", "WARNING:of-this-test.y:a *** ***")
-
-
-def test_handlers_of_a_function_take_its_records(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", taken.append)
-    logger = _logger("own")
-    logger.addHandler(handler)
-    try:
-        logger.warning("mine")
-    finally:
-        logger.removeHandler(handler)
-    assert [record.getMessage() for record in taken] == ["mine"] and sent == []
 
 
 def test_a_worker_sends_records_and_its_agent_masks_what_it_writes_below_python(node: RunningNode) -> None:

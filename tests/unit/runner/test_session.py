@@ -75,11 +75,3 @@ def test_nothing_is_left_when_the_client_is_gone() -> None:
         wait_until(
             lambda: subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True, check=False).returncode, 60
         )
-
-
-def test_a_port_is_connected_to_the_streams() -> None:
-    """Where nothing listens, that is printed."""
-    done = subprocess.run([*SESSION, "forward", "1"], capture_output=True, check=False, timeout=60)
-
-    assert done.returncode == 1
-    assert b"nothing answers at port 1 of the node" in done.stderr

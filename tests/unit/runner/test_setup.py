@@ -67,21 +67,6 @@ def test_secrets_are_there_before_plugins_are_loaded() -> None:
     assert Session.seen == ["secret", "secret"]
 
 
-def test_secrets_come_without_plugins_too() -> None:
-    """And such a set-up is answered."""
-    assert Calls(PLACE).setup(setup(**{TOKEN: "secret"})).kind == Kind.READY
-    assert os.environ[TOKEN] == "secret"
-
-
-def test_a_second_set_up_leaves_the_first() -> None:
-    """Its hooks are left before the others are entered."""
-    calls = Calls(PLACE)
-    for _ in range(2):
-        calls.setup(setup(Session))
-
-    assert Session.seen == ["before", "left", "before"]
-
-
 @pytest.mark.parametrize("raised", [LookupError("no such device"), KeyboardInterrupt("no such device")])
 def test_a_failure_is_the_answer(raised: BaseException) -> None:
     """The worker stays, whatever is raised: one that ended would be set up again, and end again."""

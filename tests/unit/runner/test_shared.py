@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from skyward.errors import SerializationError
 from skyward.runner import shared_values as shared
 from skyward.runner.shared_values import Values
 from skyward.wire import payload
@@ -41,30 +40,6 @@ def test_calls_get_one_read_only_object(obj: np.ndarray) -> None:
     np.testing.assert_array_equal(first, obj)
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
-
-
-def test_forgotten_values_are_gone() -> None:
-    """A call that has the array keeps it; a new one gets an error."""
-    values = Values()
-    values.keep(*message())
-    held = values.get(DIGEST)
-
-    values.forget(DIGEST)
-
-    np.testing.assert_array_equal(held, ARRAY)
-    with pytest.raises(SerializationError, match="not there any more"):
-        values.get(DIGEST)
-
-
-def test_another_client_finds_nothing() -> None:
-    """What one client has sent is not kept for the next."""
-    values = Values()
-    values.keep(*message())
-
-    values.clear()
-
-    with pytest.raises(SerializationError):
-        values.get(DIGEST)
 
 
 def test_copies_may_be_written_into(monkeypatch: pytest.MonkeyPatch) -> None:

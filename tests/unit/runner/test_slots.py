@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from skyward.runner import threads
-from skyward.runner.threads import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
+from skyward.runner.threads import Interrupted, MainSlot
 
 
 @pytest.fixture
@@ -59,14 +59,6 @@ def test_an_interrupt_is_repeated_until_it_is_heeded(main_slot: MainSlot, monkey
     assert sent[0] == heeded >= 3
 
 
-def test_an_interrupt_for_another_call_is_dropped(main_slot: MainSlot) -> None:
-    """The call it was meant for may have ended while it was on its way."""
-    main_slot.running = 6
-    assert not main_slot.interrupt(5)
-    assert not main_slot.interrupt(IDLE)
-    time.sleep(0.05)
-
-
 def test_an_interrupt_waits_for_the_end_of_a_shield(main_slot: MainSlot) -> None:
     """A message to the client is written whole."""
     main_slot.running = 5
@@ -77,28 +69,3 @@ def test_an_interrupt_waits_for_the_end_of_a_shield(main_slot: MainSlot) -> None
             time.sleep(0.1)
         reached = True
     assert reached
-
-
-def test_a_call_in_a_thread_is_interrupted_at_its_next_step() -> None:
-    """Other threads are not disturbed."""
-    slot: Slot = ThreadSlot()
-    ended: list[str] = []
-    running = threading.Event()
-
-    def work() -> None:
-        slot.attach()
-        slot.running = 7
-        try:
-            running.set()
-            while True:
-                time.sleep(0.001)
-        except Interrupted:
-            ended.append("interrupted")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert running.wait(60)
-    assert not slot.is_current()
-    assert slot.interrupt(7)
-    thread.join(60)
-    assert ended == ["interrupted"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
@@ -72,22 +71,6 @@ def test_frames_are_told_with_their_lines() -> None:
     assert diagnosis.describe(ident) == {}  # it has ended
 
 
-def test_a_thread_that_goes_on_is_seen_to_move() -> None:
-    """Although it is in the same line of the same function each time."""
-    over = threading.Event()
-
-    def naps() -> None:
-        while not over.is_set():
-            time.sleep(0.01)
-
-    with thread_in(naps) as ident:
-        first = diagnosis.describe(ident)
-        time.sleep(0.1)
-        second = diagnosis.describe(ident)
-        over.set()
-    assert second["switches"] > first["switches"]
-
-
 class Waits:
     """Stands for an object of a framework's whose methods are C functions."""
 
@@ -141,18 +124,6 @@ def test_a_users_line_waits_in_a_method_of_a_frameworks_object(kind: str, text: 
     assert sample["waits"] is (kind != "collections")
 
 
-def test_other_calls_in_a_line_with_a_frameworks_object_do_not_count(tmp_path: Path) -> None:
-    """The argument of what waits is a tensor, but what waits is the user's."""
-    gate = threading.Lock()
-    gate.acquire()
-    tensor = type("Tensor", (), {"__module__": "torch"})()
-    function = in_module("train", "def work():\n    gate.acquire(True, tensor.x)\n", gate=gate, tensor=tensor)
-    tensor.x = 3
-    with thread_in(function) as ident:
-        assert diagnosis.describe(ident)["waits"] is False
-        gate.release()
-
-
 def test_a_process_that_holds_the_lock_writes_its_frames(tmp_path: Path) -> None:
     """The signal is handled below Python."""
     start = WorkerStart(index=1, generation=2, slots=1, run_dir=str(tmp_path), key="")
@@ -178,36 +149,6 @@ spin()
     for text in texts:
         assert text.count("most recent call first") == 1
         assert "in spin" in text
-
-
-def test_a_process_that_is_gone_has_written_nothing(tmp_path: Path) -> None:
-    assert diagnosis.read_dump(tmp_path / "none.stack", lambda _number: None, WAITS_S) == ""
-
-
-def test_the_signal_is_not_one_that_programs_use() -> None:
-    """Users' SIGUSR1 and SIGUSR2 stay theirs."""
-    assert signal.SIGRTMIN < diagnosis.DUMP_SIGNAL < signal.SIGRTMAX
-
-
-@pytest.mark.parametrize(("by_runner", "somewhere"), [(True, False), (False, True)])
-def test_a_call_that_has_failed_is_nowhere(by_runner: bool, somewhere: bool) -> None:
-    """While the runner puts its exception into words, which will tell where it was, its own frames are gone already."""
-    gate = threading.Event()
-
-    class SlowToTell(Exception):
-        def __str__(self) -> str:
-            gate.wait(WAITS_S)
-            return "it failed"
-
-    def tell() -> None:
-        if by_runner:
-            calls.failure(1, SlowToTell(), 0.0)
-        else:
-            payload.dump_exception(SlowToTell())
-
-    with thread_in(tell) as ident:
-        assert bool(diagnosis.describe(ident)) == somewhere
-        gate.set()
 
 
 @contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
-from skyward.model.instance import ENV_VAR, EXIT_LEASE
+from skyward.model.instance import EXIT_LEASE
 from skyward.wire.messages import Kind
 from tests.unit.runner.node import PLACE, Client, RunningNode, Start
 
@@ -20,23 +19,6 @@ def take(client: Client, **order: Any) -> dict[str, Any]:
 def give_back(client: Client, keep_s: float = 30) -> None:
     client.tell(Kind.KEEP, keep_s=keep_s, grace_s=5)
     client.next(Kind.KEPT)
-
-
-def test_the_first_client_gets_the_workers_that_were_started(node: RunningNode) -> None:
-    """Nobody has used them."""
-    assert take(node.client()) == {"workers": [[0, "unix:w0.0.sock"]]}
-
-
-def test_the_next_client_gets_fresh_workers(start: Start) -> None:
-    """All of them are replaced when the one before has given the node back; they are ready then."""
-    node = start(processes=2)
-    node.ready()
-    first, second = node.client(), node.client()
-    take(first)
-    give_back(first)
-    assert [generation for generation, _ in take(second)["workers"]] == [1, 1]
-    node.do("import os; os.write(1, b'hello')", generation=1)
-    assert second.output(until="hello")
 
 
 def test_a_client_that_vanishes_leaves_nothing_to_the_next(node: RunningNode) -> None:
@@ -56,15 +38,6 @@ def test_a_second_client_is_refused(node: RunningNode) -> None:
     assert second.is_closed()
     assert first.ping_s() < 60
     give_back(first)
-
-
-def test_another_environment_takes_fresh_processes(node: RunningNode) -> None:
-    """They have that environment as a whole, and no other variable."""
-    client = node.client()
-    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    assert take(client, environment={**environment, "GIVEN": "1", ENV_VAR: PLACE.to_json()})["workers"][0][0] == 1
-    node.do("import os; print(sorted(os.environ), flush=True); os.write(1, os.environ['GIVEN'].encode())", generation=1)
-    assert client.output(until="1")
 
 
 @pytest.mark.parametrize(

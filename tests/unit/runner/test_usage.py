@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from skyward.runner import usage
 from skyward.runner.usage import Gpus, UsageMeter
 from tests.nvml import library
 
@@ -46,12 +44,6 @@ def test_a_container_is_its_cgroup(tmp_path: Path, proc: Path, place: str) -> No
     assert usage["cpu_s"] == 2.5 and usage["cores"] == 0
     assert (usage["memory"], usage["memory_limit"]) == (500, 5000)
     assert (usage["received"], usage["sent"]) == (111, 42)
-
-
-def test_a_cgroup_without_limit_has_the_machine_memory(tmp_path: Path, proc: Path) -> None:
-    """`max` is no number."""
-    root = write(tmp_path / "cgroup", {**V2, "memory.max": "max\n"})
-    assert UsageMeter(of_processes=False, cgroups=root, proc=proc).measure()["memory_limit"] == 1_024_000
 
 
 def test_version_1(tmp_path: Path, proc: Path) -> None:
@@ -116,16 +108,3 @@ def test_only_the_gpus_of_the_node_are_read(nvml: str, visible: str | None, name
 
     assert list(found.names) == names
     assert [gpu["name"] for gpu in found.read()] == [name for _, name in names]
-
-
-def test_a_node_tells_of_its_own_gpus(nvml: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process among others of its machine has them in its environment."""
-    monkeypatch.setattr(usage, "Gpus", partial(Gpus, nvml))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-
-    assert [gpu["name"] for gpu in UsageMeter(of_processes=True).measure()["gpus"]] == ["G2"]
-
-
-def test_without_a_driver_there_are_no_gpus() -> None:
-    """As on most machines."""
-    assert Gpus("libno-such-library.so.1").read() == []
