@@ -10,16 +10,6 @@ from skyward.model.rights import Rights
 from skyward.nodes.container import user_of
 
 
-def test_nothing_is_given_unless_asked_for() -> None:
-    """No privilege, no user; what is asked for is kept in one form, so that equal providers are equal."""
-    assert Rights.of("sky.Docker", None, ()) == Rights()
-    assert Rights.of("sky.Docker", "app:100", ["cap_sys_ptrace", "SYS_NICE"]) == Rights(
-        "app:100", ("SYS_PTRACE", "SYS_NICE")
-    )
-    assert sky.Docker(privileges=["CAP_KILL"]) == sky.Docker(privileges=("kill",))
-    assert Rights.of("sky.Docker", None, "default").privileges == "default"
-
-
 @pytest.mark.parametrize(
     ("user", "privileges", "said"),
     [
@@ -53,16 +43,3 @@ def test_what_is_no_right_is_refused(user: object, privileges: object, said: str
 def test_whom_programs_run_as(asked: str | None, of_image: str, client: tuple[int, int], user: str | None) -> None:
     """Whom the caller says, else whom the image says, else the caller, who is never root."""
     assert user_of(Rights(asked), of_image, client) == user
-
-
-def test_mounting_takes_root() -> None:
-    """Unless the caller knows better."""
-    assert user_of(Rights(), "app", (1000, 1000), mounts=True) == "0:0"
-    assert user_of(Rights("app"), "", (1000, 1000), mounts=True) == "app"
-
-
-def test_root_of_a_rootless_engine_is_the_client() -> None:
-    """Any other number would be a stranger to its directories; what image and caller name still counts."""
-    assert user_of(Rights(), "", (1000, 1000), rootless=True) == "0:0"
-    assert user_of(Rights(), "app", (1000, 1000), rootless=True) is None
-    assert user_of(Rights("app"), "", (1000, 1000), rootless=True) == "app"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigError
-from skyward.model.secrets import Secrets, merged
+from skyward.model.secrets import Secrets
 
 CANARY = "a-value-nobody-may-see"
 
@@ -18,11 +18,6 @@ def test_names_are_read_from_the_environment() -> None:
 
     assert by_name.read({"TOKEN": CANARY}) == {"TOKEN": CANARY}
     assert by_value.read({"TOKEN": CANARY}) == {"TOKEN": "given"}
-
-
-def test_an_empty_value_may_be_given() -> None:
-    """Only a name stands for something that must be there."""
-    assert Secrets.of({"TOKEN": ""}).read({}) == {"TOKEN": ""}
 
 
 @pytest.mark.parametrize("environment", [{}, {"TOKEN": ""}])
@@ -66,13 +61,3 @@ def test_errors_and_representations_show_no_value() -> None:
 
     assert CANARY not in f"{secrets!r} {secrets} {error.value} {other.value} {third.value}"
     assert "TOKEN" in repr(secrets)
-
-
-def test_several_sources_agree() -> None:
-    """One name with one value is fine; with two, both sources are named and no value is."""
-    same = [("pool", Secrets.of({"A": "1"})), ("plugin", Secrets.of({"A": "1", "B": "2"}))]
-    assert merged(same, {}) == {"A": "1", "B": "2"}
-
-    with pytest.raises(ConfigError, match="pool and plugin give different values for the secret A") as error:
-        merged([("pool", Secrets.of(["A"])), ("plugin", Secrets.of({"A": "1"}))], {"A": CANARY})
-    assert CANARY not in str(error.value)

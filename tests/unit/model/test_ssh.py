@@ -80,11 +80,6 @@ def test_what_ssh_says_is_explained(said: str, meaning: str) -> None:
     assert meaning in str(error)
 
 
-def test_other_output_is_no_reason() -> None:
-    """A failing build is not a failing connection."""
-    assert SshHost(host="box").failure("#5 ERROR: process did not complete successfully: exit code: 1") is None
-
-
 @pytest.mark.parametrize("path", ['/a "b"', "/a\\b", "/${HOME}/x", "/a\nb"])
 def test_names_of_files_that_ssh_would_read_as_something_else_are_refused(path: str) -> None:
     """A variable, the end of a quote; but spaces and percent signs are what they are."""

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from skyward._pool.code.functions import Functions
 from skyward.errors import ConfigError, PluginError
-from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.model.instance import InstanceInfo
 from skyward.runner.calls import Calls
 from skyward.runner.threads import Slot
 from skyward.runtime import environment
@@ -51,15 +50,6 @@ def load_keras(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setitem(sys.modules, "keras", keras)
 
 
-# declared ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_function_that_declares_nothing_asks_for_nothing() -> None:
-    """An undecorated function has no variables and forms no group."""
-    assert environment.declared_env(plain) == {}
-    assert not environment.is_collective(plain)
-
-
 def test_what_is_wrapped_around_a_function_asks_for_the_same() -> None:
     """`functools.wraps` passes on what the inner function declared; the outer one adds to it."""
     inner = environment.declare(asking("jax"), {"A": "1"}, collective=True)
@@ -73,14 +63,6 @@ def test_what_is_wrapped_around_a_function_asks_for_the_same() -> None:
     assert environment.declared_env(outer) == {"KERAS_BACKEND": "jax", "A": "1", "B": "2"}
     assert environment.is_collective(outer)
     assert environment.declared_env(inner) == {"KERAS_BACKEND": "jax", "A": "1"}
-
-
-def test_it_survives_pickling() -> None:
-    """A function that travels by value still says what it asks for."""
-    again = cloudpickle.loads(cloudpickle.dumps(asking("jax", collective=True)))
-
-    assert environment.declared_env(again) == {"KERAS_BACKEND": "jax"}
-    assert environment.is_collective(again)
 
 
 def test_two_values_of_one_variable_are_refused() -> None:
@@ -129,38 +111,11 @@ class Client:
         return payload.loads(body)
 
 
-def reads_when_loaded(marker: str) -> Callable[[], str]:
-    """A function whose unpickling reads the variable, as that of a module which imports keras at its top does."""
-
-    class Reads:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return eval, ("__import__('os').environ.get('KERAS_BACKEND', 'none')",)
-
-    seen: Any = Reads()
-
-    def tell() -> str:
-        return f"{marker} {seen}"
-
-    return environment.declare(tell, {"KERAS_BACKEND": "jax"})
-
-
-def test_variables_are_set_before_the_function_is_loaded() -> None:
-    """What unpickling a function imports sees the variables that the function asks for."""
-    assert Client().value(reads_when_loaded("loaded with")) == "loaded with jax"
-
-
 def test_each_call_sees_the_variables_of_its_function() -> None:
     """Functions with different wishes take turns, as long as nothing has read the variable."""
     client, jax, torch = Client(), asking("jax"), asking("torch")
 
     assert [client.value(fn) for fn in (jax, torch, jax)] == ["jax", "torch", "jax"]
-
-
-def test_the_right_backend_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keras loaded with the backend that is asked for serves the call."""
-    load_keras(monkeypatch, "torch")
-
-    assert Client().value(asking("torch")) == "torch"
 
 
 def test_another_backend_needs_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +128,6 @@ def test_another_backend_needs_a_fresh_process(monkeypatch: pytest.MonkeyPatch) 
 
     assert answer.kind == Kind.STALE
     assert "KERAS_BACKEND" not in os.environ
-
-
-def test_a_process_that_has_run_nothing_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a plugin has loaded keras, a fresh process would have it, too: the call fails and says why."""
-    load_keras(monkeypatch, "jax")
-
-    with pytest.raises(PluginError, match="asks for KERAS_BACKEND=torch, but keras is loaded with KERAS_BACKEND=jax"):
-        Client().value(asking("torch"))
 
 
 @pytest.mark.parametrize(
@@ -203,69 +150,8 @@ def test_a_process_that_cannot_be_replaced_refuses(
         client.value(asking("torch", collective=collective), flags=EVERYWHERE)
 
 
-def test_a_call_on_one_rank_forms_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a function that does so when it is called on all of them: a fresh process can run the next one."""
-    client = Client(PLACE_OF_TWO)
-    client.value(environment.declare(lambda: "alone", collective=True))
-    load_keras(monkeypatch, "jax")
-
-    assert client.call(asking("torch", collective=True)).kind == Kind.STALE
-
-
-def test_keras_being_imported_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that is there in name only, half imported, has not read its backend yet."""
-    monkeypatch.setitem(sys.modules, "keras", ModuleType("keras"))
-
-    assert environment.conflict({"KERAS_BACKEND": "torch"}) is None
-
-
-# prepared -----------------------------------------------------------------------------------------------------------
-
-
-class Noting:
-    """An argument that notes when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return note, ("arguments",)
-
-
 def note(what: object) -> None:
     os.environ["NOTES"] = f"{os.environ.get('NOTES', '')}{what} "
-
-
-def test_preparation_comes_before_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker prepares, the outermost first, then makes the arguments; what is to be done at the end comes last."""
-    monkeypatch.setenv(ENV_VAR, PLACE.to_json())
-    monkeypatch.setenv("NOTES", "")
-
-    def fn(_argument: object) -> None:
-        note("function")
-
-    def prepared(info: InstanceInfo) -> None:
-        note(f"node-{info.node}")
-        environment.at_end(ended)
-        environment.at_end(ended)
-
-    def ended() -> None:
-        note("end")
-
-    environment.declare(fn, prepare=lambda _info: note("inner"))
-    environment.declare(fn, prepare=prepared)
-    calls = Calls(PLACE)
-    calls.keep_function(Frame(Kind.FUNCTION, 1, payload.dumps_function(fn)[1]))
-    data, _ = payload.dumps(((Noting(),), {}))
-
-    answer = calls.run(Frame(Kind.CALL, 1, CALL_HEAD.pack(1, 0) + data), Slot(), lambda _frame: None)
-
-    assert answer.kind == Kind.RESULT, payload.load_exception(bytes(answer.head[RESULT_HEAD.size :]))
-    assert os.environ["NOTES"].split() == ["node-0", "inner", "arguments", "function", "end"]
-
-
-def test_nothing_is_prepared_outside_a_pool() -> None:
-    """A function that is called as it is, on the client, prepares nothing."""
-    environment.prepare(environment.declare(lambda: None, prepare=lambda _info: note("prepared")))
-
-    assert "NOTES" not in os.environ
 
 
 def test_a_careless_wrapper_loses_nothing() -> None:
@@ -291,27 +177,3 @@ def test_a_careless_wrapper_loses_nothing() -> None:
 
 def everywhere() -> bool:
     return environment.on_every_rank()
-
-
-def test_a_call_knows_whether_all_ranks_run_it() -> None:
-    """`on_every_rank` is true in a call made with `@`, false in others and between calls."""
-    client = Client(PLACE_OF_TWO)
-
-    assert client.value(everywhere, flags=EVERYWHERE) is True
-    assert not environment.on_every_rank()
-    assert client.value(everywhere) is False
-
-
-def test_one_rank_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs all ranks says so at once in a call that runs on one of several."""
-    monkeypatch.setenv(ENV_VAR, PLACE_OF_TWO.to_json())
-
-    with pytest.raises(PluginError, match=r"jax: this call runs on rank 1 only, of 2 .* with @ to run it on all"):
-        environment.require_every_rank("jax")
-
-
-def test_the_only_rank_is_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pool of one, and outside pools, nothing is refused."""
-    environment.require_every_rank("jax")
-    monkeypatch.setenv(ENV_VAR, PLACE.to_json())
-    environment.require_every_rank("jax")

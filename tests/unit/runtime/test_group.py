@@ -17,22 +17,6 @@ def place(nodes: int, ranks: int = 1) -> str:
     ).to_json()
 
 
-def test_outside_a_pool_one_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list has one value, of whatever kind."""
-    monkeypatch.delenv(ENV_VAR, raising=False)
-    value = object()
-
-    assert group.gather(value, name="port") == [value]
-
-
-def test_a_pool_of_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even its client."""
-    monkeypatch.setenv(ENV_VAR, place(1))
-    monkeypatch.setattr(group, "_client", None)
-
-    assert group.gather(3, name="port") == [3]
-
-
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 1), (1, 2)])
 def test_several_ranks_gather_through_their_worker(monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int) -> None:
     """Whether they are on one node or on several."""

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import contextvars
-import io
-import logging
 import os
 import pickle
 import subprocess
@@ -75,13 +73,6 @@ def test_threads_never_share_a_line(sink: Record) -> None:
     assert sorted(sink.written) == [(1, "stdout", "aaaaa\n"), (1, "stdout", "bbbbb\n")]
 
 
-def test_a_users_thread_counts_as_the_only_task(sink: Record) -> None:
-    """A new thread carries no context; while one task runs it can only be that task's."""
-    with output.task_output(5):
-        run_thread(print, "from a thread")
-    assert sink.text(5) == "from a thread\n"
-
-
 def test_a_users_thread_is_nobodys_while_two_tasks_run(sink: Record) -> None:
     """With two tasks it cannot be told whose a thread is; its output is kept, as nobody's."""
     inside, leave = threading.Event(), threading.Event()
@@ -102,28 +93,6 @@ def test_a_users_thread_is_nobodys_while_two_tasks_run(sink: Record) -> None:
     neighbour.join()
     assert sink.text(None) == "whose?\n"
     assert sink.text(1) == "mine\n"
-
-
-def test_muting_one_stream_leaves_the_other(sink: Record) -> None:
-    """Nested mutings add up and are taken back one by one."""
-    with output.task_output(1), output.muted(frozenset(("stdout",))):
-        print("no")
-        print("yes", file=sys.stderr)
-        with output.muted(frozenset(("stderr",))):
-            print("no")
-            print("no", file=sys.stderr)
-        print("no")
-        print("yes", file=sys.stderr)
-    assert sink.written == [(1, "stderr", "yes\n")] * 2
-
-
-def test_threads_of_a_muted_task_are_muted(sink: Record) -> None:
-    """A thread without context is muted while the only task's call is."""
-    with output.task_output(1):
-        with output.muted(BOTH):
-            run_thread(print, "no")
-        run_thread(print, "yes")
-    assert sink.text(1) == "yes\n"
 
 
 def test_a_task_that_an_interrupt_tore_out_leaves_no_muting_behind(sink: Record) -> None:
@@ -148,16 +117,6 @@ def test_bytes_written_to_buffer_are_text_of_the_task(sink: Record) -> None:
     assert sink.text(1) == "café\n\ufffd\n\ufffd\n"
 
 
-def test_a_text_wrapper_around_buffer_works_and_may_be_closed(sink: Record) -> None:
-    """Programs that re-wrap stdout keep working, and closing their wrapper does not close ours."""
-    with output.task_output(1):
-        with io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8") as wrapper:
-            wrapper.write("wrapped\n")
-        sys.stdout.close()
-        print("still open")
-    assert sink.text(1) == "wrapped\nstill open\n"
-
-
 def test_it_looks_like_a_standard_stream(sink: Record) -> None:
     """What libraries ask of sys.stdout is answered."""
     assert (sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.buffer.fileno()) == (1, 2, 1)
@@ -172,18 +131,6 @@ def test_it_looks_like_a_standard_stream(sink: Record) -> None:
     assert pickle.loads(pickle.dumps(sys.stdout)) is sys.stdout
     with pytest.raises(TypeError, match="must be str, not int"):
         sys.stdout.write(3)
-
-
-def test_logging_through_handlers_made_before_and_after(sink: Record) -> None:
-    """A handler made before keeps its old stream; one made after prints for the task that logs."""
-    old = io.StringIO()
-    logger = logging.Logger("test")
-    logger.addHandler(logging.StreamHandler(old))
-    logger.addHandler(logging.StreamHandler())
-    with output.task_output(1):
-        logger.warning("careful")
-    assert old.getvalue() == "careful\n"
-    assert sink.written == [(1, "stderr", "careful\n")]
 
 
 FORKING = """
@@ -218,14 +165,6 @@ def test_forked_children_write_to_their_own_descriptor(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "from a heard child\n"
     assert done.stderr == "sink True: begun ended\n"
-
-
-def test_subprocesses_inherit_the_real_descriptor(sink: Record, capfd: pytest.CaptureFixture[str]) -> None:
-    """A subprocess given sys.stdout writes past the sink, to descriptor 1."""
-    with output.task_output(1):
-        subprocess.run(["echo", "raw"], stdout=sys.stdout, check=True)
-    assert capfd.readouterr().out == "raw\n"
-    assert sink.written == []
 
 
 @pytest.fixture

@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 import pytest
 
-import skyward as sky
 from skyward.runtime import environment
-from tests.printed import Printed
 
 Make = Callable[[str], Callable[[], AbstractContextManager[str]]]
 
@@ -66,19 +63,6 @@ def test_threads_enter_it_once(events: list[str], make: Make) -> None:
     assert events == ["+a"]
 
 
-def test_what_failed_to_be_entered_is_tried_again(events: list[str], make: Make) -> None:
-    """An error passes through, and the next call is not told that all is well."""
-
-    @contextmanager
-    def broken() -> Iterator[str]:
-        yield Path("not there yet").read_text()
-
-    with pytest.raises(FileNotFoundError, match="not there yet"):
-        environment.enter_context("a", broken)
-
-    assert environment.enter_context("a", make("a")) == "a"
-
-
 def test_a_failure_to_leave_stops_none_of_the_others(events: list[str], make: Make) -> None:
     """All are left, and the error is raised."""
 
@@ -93,42 +77,3 @@ def test_a_failure_to_leave_stops_none_of_the_others(events: list[str], make: Ma
         environment.leave_contexts()
 
     assert events == ["+a", "-a"]
-
-
-def test_one_context_may_enter_another(events: list[str], make: Make) -> None:
-    """The inner one is left last, since it was there first."""
-
-    @contextmanager
-    def outer() -> Iterator[None]:
-        environment.enter_context("inner", make("inner"))
-        events.append("+outer")
-        yield
-        events.append("-outer")
-
-    environment.enter_context("outer", outer)
-    environment.leave_contexts()
-
-    assert events == ["+inner", "+outer", "-outer", "-inner"]
-
-
-def test_a_worker_leaves_at_its_end_what_calls_have_entered(printed: Printed) -> None:
-    """Once for all calls, before the plugins' own hooks; what it prints is still shown."""
-
-    def context(name: str) -> Callable[..., AbstractContextManager[None]]:
-        @contextmanager
-        def around(*_: object) -> Iterator[None]:
-            yield
-            print(f"left {name}")
-
-        return around
-
-    @sky.compute
-    def enter() -> None:
-        environment.enter_context("call", context("what a call entered"))
-
-    plugin = sky.Plugin.create("hook").with_around_app(context("the plugin"))
-    with sky.ComputePool(sky.Local(), plugins=[plugin], display="auto") as pool:
-        assert [enter() >> pool, enter() >> pool] == [None, None]
-        assert "left" not in printed.read().out
-
-    assert printed.read().out.splitlines() == ["[0] left what a call entered", "[0] left the plugin"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from skyward.errors import SerializationError
 from skyward.wire.batch import Packer, Unpacker
 from skyward.wire.payload import OUT_OF_BAND
 
@@ -27,14 +25,6 @@ def test_what_two_values_share_arrives_as_two() -> None:
     assert values[0] is not values[3]
 
 
-def test_numbers_are_added_at_once() -> None:
-    """All of them or none."""
-    packer = Packer()
-    assert packer.add_numbers(range(1000))
-    assert not packer.add_numbers([1, "text"])
-    assert Unpacker(packer.dumps()).all("A value") == list(range(1000))
-
-
 def test_a_large_value_fills_it_and_can_be_taken_out() -> None:
     """An array that is alone may still be sent so: it arrives writable, as arrays of calls do."""
     array = np.arange(OUT_OF_BAND, dtype=np.uint8)
@@ -46,9 +36,3 @@ def test_a_large_value_fills_it_and_can_be_taken_out() -> None:
     packer.remove_last()
     assert Unpacker(packer.dumps()).all("A value") == [1]
     assert packed(*["text" * 100] * 200).is_full
-
-
-def test_errors_name_what_cannot_be_pickled() -> None:
-    """In the words of a payload by itself."""
-    with pytest.raises(SerializationError, match=r"^The item cannot be pickled"):
-        Packer().add((n for n in [1]), "The item")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import pickle
 from collections.abc import Iterator
 
@@ -50,13 +49,6 @@ def test_a_block_that_anybody_views_is_left_alone() -> None:
         frames._blocks.clear()
 
 
-def test_a_much_smaller_payload_gets_a_block_of_its_own() -> None:
-    """It may be kept for long, and would keep the large block with it."""
-    assert len(frames.allocate(8 * MB)) == 8 * MB
-    assert len(frames.allocate(3 * MB)) == 3 * MB
-    assert sorted(map(len, frames._blocks)) == [3 * MB, 8 * MB]
-
-
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten, though it may be in use; what is larger than the bound is never kept."""
     monkeypatch.setattr(frames, "_KEPT", 10 * MB)
@@ -65,9 +57,3 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     views.append(frames.allocate(11 * MB))
     assert frames._blocks == []
     views[0][:] = b"x" * len(views[0])  # still good
-
-
-def test_small_pieces_are_no_blocks() -> None:
-    """Their memory is the interpreter's own."""
-    assert isinstance(frames.allocate(1000).obj, bytearray)
-    assert isinstance(frames.allocate(2 * MB).obj, mmap.mmap)

@@ -93,22 +93,6 @@ def test_received_buffers_are_writable(pair: Pair) -> None:
     assert view.nbytes == 3_000_000
 
 
-def test_many_small_frames_come_in_one_read(pair: Pair) -> None:
-    """Frames sent together are parsed together."""
-    sender, receiver = pair
-    sender.send(*(Frame(1, n, b"x") for n in range(100)))
-
-    assert [f.id for f in receiver.receive()] == list(range(100))
-
-
-def test_close_is_an_empty_list(pair: Pair) -> None:
-    """The orderly end of a connection is no error."""
-    sender, receiver = pair
-    sender.close()
-
-    assert receiver.receive() == []
-
-
 def test_close_within_a_frame_is_an_error() -> None:
     """A truncated message never passes for a whole one."""
     left, right = socket.socketpair()

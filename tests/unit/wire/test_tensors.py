@@ -18,10 +18,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed here; `pip i
 ELSEWHERE = "cuda:7"  # a device that the machine of these tests does not have
 
 
-class Marked(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A kind of tensor of its own."""
-
-
 def there_and_back(value: Any) -> Any:
     data, buffers = payload.dumps(value)
     return payload.loads(data, [bytearray(b) for b in buffers])
@@ -42,33 +38,6 @@ def on_a_gpu_elsewhere() -> Iterator[list[Any]]:
     registry[:] = before
 
 
-def test_a_module_comes_back_with_its_parameters_and_buffers() -> None:
-    """Values, names, what is trained and what is not, and the running statistics are the same."""
-    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300))
-    model[0].bias.requires_grad_(False)
-    model(torch.randn(8, 300))
-
-    back = there_and_back(model)
-
-    assert type(back) is type(model)
-    expected = model.state_dict()
-    assert list(back.state_dict()) == list(expected)
-    assert all(torch.equal(value, expected[name]) for name, value in back.state_dict().items())
-    assert [p.requires_grad for p in back.parameters()] == [True, False, True, True]
-    back[0].weight.data.add_(1)  # its memory is its own, and writable
-    assert not torch.equal(back[0].weight, model[0].weight)
-
-
-def test_tied_parameters_stay_tied() -> None:
-    """A parameter that two layers share is one parameter afterwards."""
-    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    second.weight = first.weight
-
-    back = there_and_back(torch.nn.ModuleList([first, second]))
-
-    assert back[0].weight is back[1].weight
-
-
 def test_what_was_on_a_gpu_arrives_where_there_is_none(on_a_gpu_elsewhere: list[Any]) -> None:
     """A tensor of a device that is missing here lands in main memory; torch's own pickling refuses it."""
     model = torch.nn.Linear(3, 2)
@@ -80,21 +49,6 @@ def test_what_was_on_a_gpu_arrives_where_there_is_none(on_a_gpu_elsewhere: list[
 
     assert {p.device.type for p in back.parameters()} == {"cpu"}
     assert torch.equal(back.weight, model.weight)
-
-
-def test_odd_tensors_come_back(on_a_gpu_elsewhere: list[Any]) -> None:
-    """A view, a sparse and an empty tensor; two views of one memory that was on a GPU."""
-    base = torch.arange(12.0)
-    on_a_gpu_elsewhere.append(base.untyped_storage())
-
-    view, other, sparse, empty = there_and_back(
-        (base.reshape(3, 4).t()[1:], base[3:], torch.eye(3).to_sparse(), torch.empty(0, 5))
-    )
-
-    assert torch.equal(view, base.reshape(3, 4).t()[1:])
-    assert torch.equal(other, base[3:])
-    assert torch.equal(sparse.to_dense(), torch.eye(3))
-    assert empty.shape == (0, 5)
 
 
 def test_the_memory_of_a_tensor_travels_beside_the_pickle() -> None:
@@ -127,45 +81,6 @@ def test_each_dtype_comes_back(dtype: str, length: int) -> None:
     assert back.dtype == tensor.dtype
     assert back.shape == tensor.shape
     assert bytes(back.untyped_storage()) == bytes(tensor.untyped_storage())
-
-
-def test_views_of_one_memory_stay_views_of_one_memory() -> None:
-    """It is sent once; what is written through one is seen through the other, also in their strides."""
-    base = torch.arange(40_000.0).reshape(200, 200)
-    data, buffers = payload.dumps([base, base.t(), base[10:, ::2]])
-    assert sum(view.nbytes for view in buffers) == base.nbytes
-
-    whole, turned, part = payload.loads(data, [bytearray(view) for view in buffers])
-
-    assert (turned.stride(), part.stride()) == ((1, 200), (200, 2))
-    assert torch.equal(part, base[10:, ::2])
-    whole[10, 2] = -1
-    assert turned[2, 10] == part[0, 1] == -1
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:Sparse CSR", "ignore:TypedStorage")
-def test_what_is_more_than_memory_comes_back() -> None:
-    """Gradients wanted or not, lazy conjugates, quantized values, attributes, subclasses, sparse rows."""
-    trained = torch.ones(3, requires_grad=True)
-    conjugate = torch.tensor([1 + 2j]).conj()
-    quantized = torch.quantize_per_tensor(torch.tensor([0.0, 1.0]), 0.5, 1, torch.quint8)
-    named = torch.zeros(2)
-    named.label = "kept"
-    rows = torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse_csr()
-    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-
-    back = there_and_back((trained, conjugate, quantized, named, Marked([1.0, 2.0]), rows, frozen))
-
-    assert back[0].requires_grad
-    assert back[0].grad_fn is None
-    assert torch.equal(back[1].resolve_conj(), torch.tensor([1 - 2j]))
-    assert torch.equal(back[2].dequantize(), torch.tensor([0.0, 1.0]))
-    assert back[3].label == "kept"
-    assert type(back[4]) is Marked
-    assert torch.equal(back[5].to_dense(), rows.to_dense())
-    assert type(back[6]) is torch.nn.Parameter
-    assert not back[6].requires_grad
-    assert there_and_back(torch.empty(3, device="meta")).device.type == "meta"
 
 
 def test_tensors_of_read_only_memory_are_writable() -> None:

@@ -68,20 +68,6 @@ def test_what_goes_in_comes_out(ends: tuple[socket.socket, socket.socket]) -> No
     assert got == {"client": BIG, "node": BIG}
 
 
-def test_what_was_said_before_the_end_arrives(ends: tuple[socket.socket, socket.socket]) -> None:
-    """All of it, then the end, also where the reader takes its time."""
-    client, node = ends
-
-    def say() -> None:
-        node.sendall(BIG)
-        node.close()
-
-    thread = threading.Thread(target=say)
-    thread.start()
-    assert read(client, len(BIG) + 1) == BIG
-    thread.join(WAIT_S)
-
-
 def test_the_end_of_one_side_is_that_of_the_other(ends: tuple[socket.socket, socket.socket]) -> None:
     """Who waits for the other hears of it; who goes on writing, too."""
     client, node = ends

@@ -11,7 +11,6 @@ import pytest
 
 from skyward.errors import WireError
 from skyward.wire.frames import Connection, Frame
-from tests.waiting import wait_until
 
 BIG = bytes(8 << 20)  # more than any socket takes
 
@@ -41,22 +40,6 @@ def test_posting_does_not_wait_for_a_reader(ends: tuple[Connection, Connection])
     posted.join(60)
     assert not posted.is_alive()
     assert received(far, 5) == [0, 1, 2, 3, 4]
-
-
-def test_sending_waits_until_all_is_written(ends: tuple[Connection, Connection]) -> None:
-    """Also for what was posted before, and is being written by another thread."""
-    near, far = ends
-    near.post(Frame(1, 0, BIG))
-    sent = threading.Event()
-
-    def send() -> None:
-        near.send(Frame(1, 1, b"small"))
-        sent.set()
-
-    threading.Thread(target=send, daemon=True).start()
-    assert not sent.wait(0.1)
-    assert received(far, 2) == [0, 1]
-    assert sent.wait(60)
 
 
 def test_urgent_frames_overtake_those_that_wait(ends: tuple[Connection, Connection]) -> None:
@@ -118,36 +101,6 @@ def test_a_broken_connection_is_told(ends: tuple[Connection, Connection], how: s
     for _ in range(3):
         with pytest.raises(WireError, match="broke while sending"):
             getattr(near, how)(Frame(1, 1))
-
-
-def test_closing_releases_whoever_sends(ends: tuple[Connection, Connection]) -> None:
-    """And ends the thread that writes."""
-    near, _ = ends
-    near.post(Frame(1, 0, BIG))
-    failed = threading.Event()
-
-    def send() -> None:
-        try:
-            near.send(Frame(1, 1))
-        except WireError:
-            failed.set()
-
-    threading.Thread(target=send, daemon=True).start()
-    before = [thread for thread in threading.enumerate() if thread.name == "skyward-writer"]
-    assert before
-    near.close()
-    assert failed.wait(60)
-    wait_until(lambda: not [thread for thread in before if thread.is_alive()])
-
-
-def test_what_has_arrived_is_read_after_reading_was_stopped(ends: tuple[Connection, Connection]) -> None:
-    """Results in the socket of a node that is given up are results."""
-    near, far = ends
-    far.post(Frame(1, 1, b"x"), Frame(1, 2, bytes(100_000)))
-    near.stop_reading()
-    assert received(near, 2) == [1, 2]
-    assert near.receive() == []
-    assert near.stopped_reading
 
 
 def test_a_forked_child_lets_go_without_a_word(ends: tuple[Connection, Connection]) -> None:
