@@ -130,7 +130,8 @@ def test_nobody_is_served_without_the_token(pool: sky.ComputePool) -> None:
     from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
 
     token = dict(pool._settings.secrets)[TOKEN]
-    ports = pool._settings.plugins[0].around_client.keywords["ports"]
+    hook: Any = pool._settings.plugins[0].around_client
+    ports = hook.keywords["ports"]
     request = ClusterInfoRequest(type=ClusterInfoType.PING)
     with grpc.insecure_channel(f"127.0.0.1:{ports.client}") as channel:
         stub = RayletDriverStub(channel)
