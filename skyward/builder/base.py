@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,15 +16,12 @@ from skyward.builder.folders import cache_path, read, write
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import EngineError, EngineMissingError, ImageError
 from skyward.image import BaseFacts, Plan
-from skyward.image.plan import user_in_the_end
-from skyward.model.image import Image
 
-_FORMAT = 4  # raised when the collected facts change
+_FORMAT = 5  # raised when the collected facts change
 _SCRIPT = Path(__file__).with_name("base.sh")
 _STOP_SIGNALS = ("", "SIGTERM", "TERM", "15")
 _FACT = re.compile(r"^skyward: (\w+) ?(.*?)\r?$", re.MULTILINE)
 _NO_SHELL = re.compile(r"/bin/sh\W.{0,60}(?:no such file|not found|permission denied)", re.IGNORECASE | re.DOTALL)
-_READS = re.compile(r"\s*(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE)
 
 
 def facts_of_base(name: str, facts: ImageFacts, store: EngineImages) -> BaseFacts:
@@ -78,57 +74,30 @@ def of_image(facts: ImageFacts, printed: str | None) -> BaseFacts:
         version, _, path = each.partition(" ")
         pythons.setdefault(version, path)
     stop_signal, shell = config.get("StopSignal") or "", tuple(config.get("Shell") or ())
-    user, onbuild = config.get("User") or "", tuple(config.get("OnBuild") or ())
-    accounts, groups = said.get("account", ()), said.get("group", ())
     return BaseFacts(
-        user=user,
+        user=config.get("User") or "",
         home=env.get("HOME", ""),
         runs_commands=not config.get("Entrypoint") or "runs" in said,
         healthcheck=((config.get("Healthcheck") or {}).get("Test") or ["NONE"]) != ["NONE"],
         stop_signal="" if stop_signal in _STOP_SIGNALS else stop_signal,
         shell=() if shell == ("/bin/sh", "-c") else shell,
-        onbuild=onbuild,
+        onbuild=tuple(config.get("OnBuild") or ()),
         pythons=tuple(pythons.items()),
         libc=said.get("libc", [""])[0],
         system=said.get("system", [""])[0],
         apt="apt" in said,
         missing=("sh",) if printed is None else tuple(said.get("missing", ())),
-        unknown_names=() if _runs(onbuild) else tuple(_unknown(user_in_the_end(user, onbuild), accounts, groups)),
     )
 
 
-def _runs(onbuild: Sequence[str]) -> bool:
-    """Return whether the instructions that a base adds to builds run a command, which may add accounts."""
-    return any(line.split()[0].upper() == "RUN" for line in onbuild)
-
-
-def _unknown(user: str, accounts: Sequence[str], groups: Sequence[str]) -> Iterator[str]:
-    """Yield the names in "user:group" that have no account; numbers need none."""
-    for name, known in zip(user.split(":"), (accounts, groups), strict=False):
-        if name and not name.isdigit() and name not in known:
-            yield name
-
-
-def check_base(name: str, given: BaseFacts, image: Image, python: str) -> None:
-    """Check that an image can be built on a base. The image's Debian packages and commands may add accounts.
+def check_base(name: str, given: BaseFacts, python: str) -> None:
+    """Check that an image can be built on a base.
 
     Raises:
         ImageError: the base lacks something that is required.
     """
-    reason = why_unfit(given, python) or ("" if image.apt or image.run else why_no_account(given))
-    if reason:
+    if reason := why_unfit(given, python):
         raise ImageError(f"The base image {name} cannot be built on. {reason}")
-
-
-def why_no_account(given: BaseFacts) -> str:
-    """Return the reason why nodes cannot run as the user of a base, with the remedy; "" if they can."""
-    if not given.unknown_names:
-        return ""
-    return (
-        f"Nodes run as its user {given.user_in_the_end!r}, but its /etc/passwd and /etc/group have no "
-        f"{' and no '.join(map(repr, given.unknown_names))}. In a Dockerfile of your own, add the account or give "
-        "the user by its number, and use that as the base; or add the account in run=[...]."
-    )
 
 
 def why_unfit(given: BaseFacts, python: str) -> str:
@@ -147,12 +116,6 @@ def why_unfit(given: BaseFacts, python: str) -> str:
         return (
             f"It lacks programs that the steps of a build need: {', '.join(given.missing)}{_said(given)}. Install them "
             "in a Dockerfile of your own and name that as base (they are in the packages coreutils, findutils, grep)."
-        )
-    reading = [line for line in given.onbuild if _READS.match(line) and "from=" not in line]
-    if reading:
-        return (
-            f"Its ONBUILD instructions copy files of the folder that a build is started in: {'; '.join(reading)}. Make "
-            "an image of your own from it, with a Dockerfile in that folder, and name this Dockerfile as base."
         )
     if given.lacks(python) and not given.pythons and not given.apt:
         return (

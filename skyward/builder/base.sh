@@ -23,9 +23,6 @@ else
     done
 fi
 
-while IFS=: read -r name _; do say account "$name"; done </etc/passwd
-while IFS=: read -r name _; do say group "$name"; done </etc/group
-
 # the places in which image/scripts/python.sh searches
 for name in /opt/venv/bin/python "$VIRTUAL_ENV/bin/python" "$CONDA_PREFIX/bin/python" python python3 \
     python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 python3.15; do

@@ -84,7 +84,7 @@ def plan_for(
     base = wanted.base(store, entry, file)
     named = base.reference if entry else wanted.named  # the name may refer to another image by now
     given = facts_of_base(repr(named), base.facts, store)
-    check_base(repr(named), given, request.image, python)
+    check_base(repr(named), given, python)
     if entry:
         lock = replace(entry.lock, sources=request.rules.sources)
     else:

@@ -32,7 +32,6 @@ class BaseFacts:
         system: name of its distribution; "" if unknown.
         apt: whether it has apt-get.
         missing: programs that skyward's steps need, and it lacks.
-        unknown_names: names of its user and group that have no account.
     """
 
     user: str = ""
@@ -47,7 +46,6 @@ class BaseFacts:
     system: str = ""
     apt: bool = False
     missing: Sequence[str] = ()
-    unknown_names: Sequence[str] = ()
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> BaseFacts:

@@ -75,7 +75,7 @@ def build(
         write_context(context, plan, place.site)
         words = ["--platform", plan.platform, "--tag", plan.tag]
         words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
-        logins = logins_for({*_registries([plan.base]), *([cache.place.registry] if cache else [])})
+        logins = logins_for([parse_reference(plan.base).registry, *([cache.place.registry] if cache else [])])
         code = _run(words, progress, place, Folders(context), logins, partial(store.inspect, plan.base), cache)
     if code:
         raise build_failure(plan, progress, code)
@@ -172,15 +172,6 @@ def _run(
         words = [*command.words, *_proxies(), *secrets, *shared, *words, *given.words]
         is_podman = command.is_podman
         return run(words, progress, folder=place.folder, environment=environment, alive=alive, is_podman=is_podman)
-
-
-def _registries(images: Iterable[str]) -> set[str]:
-    """Return the registries of images; invalid references are skipped, as the builder will refuse them."""
-    found = set()
-    for image in images:
-        with suppress(ConfigError):
-            found.add(parse_reference(image).registry)
-    return found
 
 
 def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:

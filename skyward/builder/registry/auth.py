@@ -11,7 +11,6 @@ import base64
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -94,18 +93,14 @@ def _find(config: Any, registry: str, origin: str) -> dict[str, str]:
     """Return a registry's login from a configuration; empty if it has none."""
     from docker.errors import DockerException
 
-    name = config.get_credential_store(registry)
-    program = f"docker-credential-{name}"
-    advice = f"See what it says: echo {registry} | {program} get"
-    if name and shutil.which(program) is None:
-        raise RegistryError(
-            f"{origin} names the credential program {program} for {registry}, which is not on PATH.",
-            f"Install it, or remove {name!r} there and run `docker login {registry}`.",
-        )
+    program = f"docker-credential-{config.get_credential_store(registry)}"
     try:
         found = config.resolve_authconfig(registry) or {}
     except (DockerException, ValueError, KeyError, TypeError):  # its output may contain secrets
-        raise RegistryError(f"The credential program {program} failed for {registry}.", advice) from None
+        raise RegistryError(
+            f"The credential program {program}, which {origin} names for {registry}, failed or is not on PATH.",
+            f"See what it says: echo {registry} | {program} get; or log in with `docker login {registry}`.",
+        ) from None
     auth = {key.lower(): str(value) for key, value in found.items() if value}
     if not {"username", "identitytoken"} & auth.keys():
         return {}

@@ -6,8 +6,6 @@ _DEBIAN = {
     "apt": [""],
     "system": ["Debian GNU/Linux 12 (bookworm)"],
     "libc": ["glibc 2.36"],
-    "account": ["root", "nobody"],
-    "group": ["root", "adm"],
     "python": ["3.11 /usr/bin/python3"],
 }
 

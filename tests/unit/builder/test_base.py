@@ -85,10 +85,7 @@ def test_what_the_configuration_says() -> None:
         ({}, "exec /bin/sh: exec format error", "programs cannot be run on the engine's machine"),
         ({}, printed(libc=["musl"]), r"Its C library is musl \(Debian"),
         ({}, printed(missing=["find", "touch"]), "lacks programs that the steps of a build need: find, touch"),
-        ({"OnBuild": ["COPY . /app"]}, printed(), "ONBUILD instructions copy files .*: COPY . /app"),
         ({}, printed(python=[], apt=[]), "no Python, and neither pip nor apt"),
-        ({"User": "app"}, printed(), "its user 'app', but its /etc/passwd and /etc/group have no 'app'"),
-        ({"User": "4711:staff"}, printed(), "its user '4711:staff', but .* have no 'staff'"),
     ],
 )
 def test_what_cannot_be_a_base(config: Mapping[str, Any], output: str | EngineError, said: str) -> None:
@@ -109,21 +106,6 @@ def test_a_base_that_is_older_than_all_wheels() -> None:
         plan_for(Image(base="old:1", pip=["six"]), store, python="3.11", platform=PLATFORM)
     given = plan_for(Image(base="old:1"), store, python="3.11", platform=PLATFORM).given
     assert given and given.libc == "glibc 2.12"
-
-
-@pytest.mark.parametrize(
-    ("config", "image"),
-    [
-        ({"User": "4711:4712"}, Image(base="x:1")),
-        ({"User": "nobody:adm"}, Image(base="x:1")),
-        ({"User": "app", "OnBuild": ["RUN useradd app"]}, Image(base="x:1")),
-        ({"User": "app"}, Image(base="x:1", run=["useradd app"])),
-        ({"User": "app"}, Image(base="x:1", apt=["app"])),
-    ],
-)
-def test_users_of_bases(config: Mapping[str, Any], image: Image) -> None:
-    """A number needs no account; a name needs one, which what is built on a base may make."""
-    assert plan_for(image, Store(config), python="3.11", platform=PLATFORM).user == config["User"]
 
 
 def test_a_base_is_looked_into_once(tmp_path: Path) -> None:

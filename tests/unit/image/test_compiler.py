@@ -18,18 +18,16 @@ from skyward.builder.docker.build import mount_points_archive
 from skyward.builder.files.copied import runner_files
 from skyward.errors import ConfigError
 from skyward.image import (
-    EPOCH,
     TIME,
     BaseFacts,
     Copied,
     Lock,
     Package,
     Plan,
-    default_base,
     requirements_file,
 )
 from skyward.image.compiler import canonical
-from skyward.image.lock import BELOW_APT, TIERS, index_id, tier_files
+from skyward.image.lock import index_id, tier_files
 from skyward.image.plan import origins_of
 from skyward.image.steps import UV
 from skyward.model.image import Image, PipIndex
@@ -49,19 +47,6 @@ def test_golden_files(name: str) -> None:
     assert text_of(name) == (GOLDEN / f"{name}.Dockerfile").read_text(encoding="utf-8")
 
 
-def test_layers_stand_in_order_of_change() -> None:
-    """What changes rarely comes first; apt between the large wheels, which need none of it, and all the rest."""
-    image = replace(
-        IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "own @ git+https://a.example", "six"]
-    )
-    plan = compiled(image, packages=(WHEEL,), code=CODE)
-    marks = ["ADD ", "step.sh python", *(f"requirements/{tier}," for tier in TIERS)]
-    marks.insert(2 + len(BELOW_APT), "step.sh apt")
-    marks += ["source=local", "git --version", "source=runner", "source=code", "ENV PYTHONPATH", "ENV LINES", "LABEL "]
-    places = [plan.dockerfile.rindex(mark) for mark in marks]
-    assert places == sorted(places)
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_only_dockerfile_1_2(name: str) -> None:
     """No instruction needs more than the engine's own BuildKit of 20.10 has."""
@@ -70,13 +55,6 @@ def test_only_dockerfile_1_2(name: str) -> None:
     assert set(words) <= {"FROM", "ADD", "ENV", "RUN", "COPY", "LABEL", "ARG"}
     newer = r"^# *syntax|^(COPY|RUN|ADD) .*--(link|network|parents|exclude|checksum)|^RUN <<"
     assert not re.search(newer, text, re.MULTILINE)
-
-
-def test_no_requirements_no_uv() -> None:
-    """Without Python requirements neither the stage nor the mount of uv is there."""
-    plan = compiled(Image(apt=["git"], run=["true"]))
-    assert "uv" not in plan.dockerfile
-    assert not plan.files
 
 
 def test_steps_are_numbered_as_the_builder_counts() -> None:
@@ -94,12 +72,6 @@ def test_every_entry_knows_who_asked() -> None:
     origins = {layer.name: layer.origin for layer in compiled(image).layers}
     assert origins["run date"] == "your run=['date'] (command 1 of 2)"
     assert origins["run true"] == "plugin torch (command 2 of 2)"
-
-
-def test_origins_outlive_later_changes() -> None:
-    """What the user gave stays the user's when a plugin names it again."""
-    image = torched(Image(pip=["torch"])).pip_install("numpy")
-    assert origins_of(image, "pip", tuple(image.pip)) == "your pip=['numpy', 'torch']"
 
 
 def test_origins_decide_nothing() -> None:
@@ -271,22 +243,6 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
         assert files[0] == files[1]
 
 
-@pytest.mark.parametrize(
-    ("packages", "layers"),
-    [
-        ((SIX,), ["light"]),
-        ((TORCH,), ["framework"]),
-        ((TORCH, SIX), ["framework", "light"]),
-        ((TORCH, BIG), ["framework", "large"]),
-        ((NCCL, NUMPY), ["cuda", "medium"]),
-    ],
-)
-def test_no_layer_for_nothing(packages: tuple[Package, ...], layers: list[str]) -> None:
-    """There is a layer only where there are packages for it."""
-    text = compiled(SCOPED, lock=Lock(packages)).dockerfile
-    assert [name for name in TIERS if f"source=requirements/{name}," in text] == layers
-
-
 def test_at_most_twelve_layers_of_our_own() -> None:
     """However much an image asks for, what is generated for it stays few; the user's commands are the user's."""
     image = replace(SCOPED, apt=["git", "curl"], env={"A": "1"}, build_env={"B": "2"}, bake=True, includes=["src"])
@@ -327,20 +283,6 @@ def test_one_more_small_package_changes_one_part(size: int | None) -> None:
         assert sum(before.get(name) != packages for name, packages in after.items()) == 1
 
 
-def test_packages_of_some_size_are_split_where_they_are_many() -> None:
-    """Two layers of them; with all other kinds there are ten layers of packages."""
-    medium = _small(*(f"medium-{number}" for number in range(20)), size=4_000_000)
-    groups = Lock((*MANY, *medium, NCCL, TORCH, BIG, REPOSITORY)).groups
-    assert [group.name for group in groups if group.tier == "medium"] == ["medium-0", "medium-1"]
-    assert len(groups) == 10
-    assert len(Lock((*MANY, *medium, REPOSITORY)).groups) == 10
-
-
-def test_few_small_packages_are_one_layer() -> None:
-    """An image of a few megabytes is not cut into pieces."""
-    assert [group.name for group in Lock(MANY[:20]).groups] == ["light"]
-
-
 def test_parts_say_what_is_in_them() -> None:
     """Each layer of a split tier has its own packages in its name, and knows who asked for them."""
     image = Image(pip=["package-1", "package-2>=1"])
@@ -348,14 +290,6 @@ def test_parts_say_what_is_in_them() -> None:
     assert len({layer.name for layer in layers}) == len(layers) == 7
     (one,) = [layer for layer in layers if "package-1==1" in layer.name.split()]
     assert "'package-1'" in one.origin
-
-
-def test_an_interpreter_from_apt_is_there_first() -> None:
-    """Debian packages come before everything where Python may be one of them."""
-    text = compiled(Image(apt=["python3-venv"], pip=["numpy"])).dockerfile
-    assert text.index("step.sh apt") < text.index("step.sh python")
-    text = compiled(Image(apt=["git"], pip=["numpy"])).dockerfile
-    assert text.index("step.sh python") < text.index("requirements/medium") < text.index("step.sh apt")
 
 
 def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
@@ -406,15 +340,6 @@ def test_a_renamed_secret_rebuilds_commands_only() -> None:
     assert compiled(Image(secrets=["ONE"])).identity == compiled(Image()).identity
 
 
-def test_baked_code_is_found_after_what_the_user_names() -> None:
-    """The runner comes first, then the user's own path, then the code."""
-    image = Image(bake=True, includes=["src"], env={"PYTHONPATH": "/srv"})
-    assert (
-        'PYTHONPATH="/opt/skyward:/srv:/opt/code${PYTHONPATH:+:$PYTHONPATH}"' in compiled(image, code=CODE).dockerfile
-    )
-    assert "/opt/code" not in compiled(image).dockerfile
-
-
 def test_only_plain_values_are_hashed() -> None:
     """What has no canonical text is refused instead of hashed by its address or order."""
     assert canonical({"b": (1, True, None), "a": "ä"}) == '{"a":"ä","b":[1,true,null]}'
@@ -445,20 +370,6 @@ def test_another_python_is_refused() -> None:
     assert compiled(Image(python="3.11")).identity == compiled(Image()).identity
 
 
-def test_default_base() -> None:
-    """Without any other word the official slim image is the base."""
-    assert default_base("3.13") == "python:3.13-slim"
-
-
-def test_labels() -> None:
-    """The image says what it is: identity, base, Python version."""
-    plan = compiled(Image())
-    expected = {"skyward.base", "skyward.image", "skyward.python"}
-    assert set(plan.labels) == expected
-    assert plan.labels["skyward.image"] == plan.identity
-    assert plan.tag == f"skyward:sky-{EPOCH}-{plan.identity[:16]}"
-
-
 def test_scoped_packages_have_one_source() -> None:
     """Each scoped package is pinned to its index; one the image does not list is an extra, installed when needed."""
     image = IMAGES["torch"]
@@ -484,52 +395,6 @@ def _seconds(image: Image) -> float:
     start = perf_counter()
     compiled(image)
     return perf_counter() - start
-
-
-def test_the_base_s_user_is_the_image_s() -> None:
-    """What is installed is installed as root; without a user of its own an image names none."""
-    image = Image(apt=["git"], pip=["numpy"])
-    lines = compiled(image, given=BaseFacts(user="app:100", pythons=[PYTHON])).dockerfile.splitlines()
-    users = [(number, line) for number, line in enumerate(lines) if line.startswith("USER ")]
-    assert [line for _, line in users] == ["USER 0:0", "USER app:100"]
-    assert lines[users[0][0] - 1].startswith("FROM ")
-    assert not [line for line in lines[users[1][0] :] if line.startswith(("RUN", "COPY", "FROM"))]
-    assert "USER " not in compiled(image).dockerfile
-
-
-def test_what_nodes_read_is_readable_and_where_they_write_is_writable() -> None:
-    """Whatever the modes of the client's files are, and whoever a node runs as."""
-    plan = compiled(Image(includes=["lib"], bake=True), code=Copied(folder="code", digest="c0de", files=()))
-    assert "step.sh runner skyward 10001 /home/skyward /work\n" in plan.dockerfile
-    assert "step.sh code /opt/code\n" in plan.dockerfile
-    runner, code = ((SCRIPTS / f"{name}.sh").read_text() for name in ("runner", "code"))
-    assert "chmod -R a+rX /opt/skyward\n" in runner
-    assert 'chmod -R a+rX "$1"\n' in code
-    assert 'chmod 1777 "$3" "$4"\n' in runner
-    assert "chown" not in runner + code
-
-
-def test_what_a_base_needs_besides() -> None:
-    """A shell, an entry point and more that are another program's are undone; its own steps count."""
-    odd = BaseFacts(
-        pythons=[PYTHON],
-        home="/root",
-        runs_commands=False,
-        healthcheck=True,
-        stop_signal="SIGQUIT",
-        shell=["/bin/bash", "-c"],
-        onbuild=["RUN true", "ENV A=1"],
-    )
-    plan = compiled(Image(), given=odd)
-    text = plan.dockerfile
-    assert text.index("FROM ") < text.index('SHELL ["/bin/sh", "-c"]') < text.index("RUN ")
-    for line in ("ENTRYPOINT []", "HEALTHCHECK NONE", "STOPSIGNAL SIGTERM", "ENV HOME=/home/skyward"):
-        assert text.index(line) > text.rindex("RUN ")
-    assert "USER" not in text
-    steps = [layer.step for layer in plan.layers if layer.step and layer.stage == "python"]
-    assert steps[:2] == [1, 3]
-    usual = compiled(Image(), given=BaseFacts(pythons=[PYTHON]))
-    assert usual.dockerfile == compiled(Image()).dockerfile
 
 
 def test_a_python_is_brought_where_the_base_has_another() -> None:
