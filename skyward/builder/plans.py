@@ -23,7 +23,7 @@ from skyward.builder.files.copied import code_files, package_files, runner_diges
 from skyward.builder.folders import cache_folder, gone_without
 from skyward.builder.packages.local import located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
-from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
+from skyward.builder.packages.lock_file import Entry, entry_for, not_upgraded, wrong_base
 from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.store import EngineImages, ImageFacts, is_known, note_content
 from skyward.errors import BuildError, ConfigError, ImageNotFoundError
@@ -159,7 +159,7 @@ def lock_for(
     """
     wanted = _wanted(image, root, python, image.platform or platform)
     request = wanted.request
-    asked = asked_for(request, file.parent)
+    asked = request.asked(file.parent)
     same = [each for each in known if (each.platform, each.python) == (request.platform, python)]
     last = next((each for each in same if each.asked == asked), None) or next(iter(same), None)
     if last is not None and last.asked == asked and newer is None and (last.is_pulled or not last.base):

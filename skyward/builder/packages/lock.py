@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,19 +59,6 @@ class Rules:
     all_hashed: str = ""
     sources: Sources = field(default_factory=Sources)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The non-empty parts that determine a lock."""
-        given = {
-            "pinned": [package.line for package in self.pinned],
-            "constraints": list(self.constraints),
-            "overrides": list(self.overrides),
-            "hashed": [[each.text, list(each.hashes)] for each in self.hashed],
-            "all hashed": bool(self.all_hashed),
-            "sources": [each for each in (self.sources.default, *self.sources.extra, *self.sources.find_links) if each],
-        }
-        return {name: value for name, value in given.items() if value}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -104,16 +91,26 @@ class Request:
         pins = set() if self.rules.constraints else {package.pin for package in self.rules.pinned}
         return tuple(entry for entry in self.entries if entry not in pins)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What determines the lock besides the requirements and uv itself."""
-        return {
-            "python": self.python,
-            "platform": self.platform,
-            "exclude_newer": self.image.exclude_newer,
-            "indexes": [[index.url, list(index.packages)] for index in self.image.pip_indexes],
-            **self.rules.settings,
+    def asked(self, folder: Path | None = None) -> tuple[str, ...]:
+        """What determines the lock besides uv, one line each; paths of package sources are relative to the folder."""
+        rules, image = self.rules, self.image
+        pins = "\n".join(package.line for package in rules.pinned)
+        sources = (rules.sources.default, *rules.sources.extra, *rules.sources.find_links)
+        lines = {
+            "base": [str(image.base or "")],
+            "requirement": self.entries,
+            "local": [f"{each.name} {each.needs}".strip() for each in self.packages],
+            "build": [f"{each.name}: {', '.join(each.build.requires)}" for each in self.packages if each.build],
+            "exclude-newer": [image.exclude_newer or ""],
+            "index": [f"{index.url} {' '.join(index.packages)}" for index in image.pip_indexes],
+            "pinned": [pins and hashlib.sha256(pins.encode()).hexdigest()],
+            "constraint": rules.constraints,
+            "override": rules.overrides,
+            "hashes": [f"{each.text} {' '.join(each.hashes)}" for each in rules.hashed],
+            "require-hashes": [str(bool(rules.all_hashed) or "")],
+            "source": [os.path.relpath(each, folder) if folder and each.startswith("/") else each for each in sources],
         }
+        return tuple(sorted(f"{name} {each}" for name, values in lines.items() for each in values if each))
 
 
 def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
@@ -231,34 +228,49 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
 
 def _key(request: Request) -> str:
     """Return the key of a request. This machine's package sources are hashed, as they may contain passwords."""
-    sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
-    local = [[each.name, each.entry, each.needs, repr(each.build)] for each in request.packages]
-    asked = [_FORMAT, uv_version(), request.entries, local, request.settings, repr(sources)]
+    sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ).items())]
+    lines = [line for line in request.asked() if not line.startswith("base ")]
+    asked = [_FORMAT, uv_version(), request.python, request.platform, lines, repr(sources)]
     asked.append(_PLATFORMS.get(request.platform) and target_of(request))
-    return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(asked, separators=(",", ":")).encode()).hexdigest()
 
 
 def _preferred(request: Request) -> tuple[Package, ...]:
     """Return the packages of the last lock for the same target whose requirements include, or are part of, these."""
-    wanted = {*request.entries}
+    wanted, rules = _divided(request.asked())
     for file in newest(cache_path("locks"), "*.json"):
-        entries, settings, lock = _read(file) or (set(), None, Lock())
-        if settings == request.settings and (entries <= wanted or wanted <= entries):
+        asked, target, lock = _read(file) or ((), [], Lock())
+        entries, others = _divided(asked)
+        if (
+            target == [request.python, request.platform]
+            and others == rules
+            and (entries <= wanted or wanted <= entries)
+        ):
             return lock.packages
     return ()
 
 
-def _read(file: Path) -> tuple[set[str], Any, Lock] | None:
-    """Read requirements, settings and lock from a file; None if there is none that this version can read."""
+def _divided(asked: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the requirements among the inputs of a lock, and what else determines versions."""
+    kinds: dict[str, set[str]] = {}
+    for line in asked:
+        kinds.setdefault(line.partition(" ")[0], set()).add(line)
+    entries = kinds.pop("requirement", set())
+    return entries, {line for kind, lines in kinds.items() if kind not in ("base", "local", "build") for line in lines}
+
+
+def _read(file: Path) -> tuple[list[str], list[str], Lock] | None:
+    """Read inputs, target and lock from a file; None if there is none that this version can read."""
     try:
         kept = json.loads(read(file) or "")
-        return {*kept["entries"]}, kept["settings"], unpacked(kept["lock"])
+        return kept["asked"], kept["for"], unpacked(kept["lock"])
     except (ValueError, KeyError, TypeError, AttributeError):  # half written, or from another version: made again
         return None
 
 
 def _write(file: Path, request: Request, lock: Lock) -> None:
-    write(file, json.dumps({"entries": request.entries, "settings": request.settings, "lock": packed(lock)}, indent=1))
+    target = [request.python, request.platform]
+    write(file, json.dumps({"for": target, "asked": request.asked(), "lock": packed(lock)}, indent=1))
 
 
 def packed(lock: Lock) -> dict[str, Any]:

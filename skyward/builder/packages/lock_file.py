@@ -6,13 +6,11 @@ order is stable, and it contains no time, no machine's paths, and no index that 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from skyward.builder.packages.lock import Request, packed, unpacked
 from skyward.errors import ConfigError
@@ -28,7 +26,7 @@ class Entry:
     Attributes:
         platform: OCI platform of the nodes.
         python: minor version of the nodes.
-        asked: requirements of the image, in the form of `asked_for`.
+        asked: requirements of the image, in the form of `Request.asked`.
         base: digest of the base; "" for one built from a Dockerfile.
         is_pulled: whether the digest comes from a registry; otherwise only one engine knows it.
         lock: the exact packages.
@@ -45,27 +43,6 @@ class Entry:
     def target(self) -> str:
         """Description of the platform and Python."""
         return f"{self.platform}, Python {self.python}"
-
-
-def asked_for(request: Request, folder: Path) -> tuple[str, ...]:
-    """Return the inputs of a lock as lines of a lock file in that folder; a build compares all of them."""
-    asked: dict[str, Any] = {
-        name: value for name, value in request.settings.items() if name not in ("python", "platform")
-    }
-    if "pinned" in asked:
-        asked["pinned"] = [hashlib.sha256("\n".join(asked["pinned"]).encode()).hexdigest()]
-    if "sources" in asked:
-        asked["sources"] = [
-            os.path.relpath(each, folder) if each.startswith("/") else each for each in asked["sources"]
-        ]
-    asked |= {
-        "base": [str(request.image.base)] if request.image.base else [],
-        "requirement": request.entries,
-        "local": [f"{each.name} {each.needs}".strip() for each in request.packages],
-        "build": [f"{each.name}: {', '.join(each.build.requires)}" for each in request.packages if each.build],
-    }
-    lines = ((name, value if isinstance(value, (list, tuple)) else [value]) for name, value in asked.items() if value)
-    return tuple(sorted(f"{name} {each}" for name, values in lines for each in values))
 
 
 def read_lock_file(path: Path) -> tuple[Entry, ...]:
@@ -136,7 +113,7 @@ def entry_for(path: Path, request: Request) -> Entry:
             f"The lock {shown(path)} has no packages for {request.platform}, Python {request.python}; it is for "
             f"{known}. {_command(path, f' --platform {request.platform}')}"
         )
-    asked = asked_for(request, path.parent)
+    asked = request.asked(path.parent)
     found = next((each for each in for_target if each.asked == asked), None)
     if found is None:
         before = for_target[0].asked

@@ -25,7 +25,10 @@ _DEFAULT = ("pypi", "org")  # the labels of the domain that uv and pip use by de
 _PUBLIC = (_DEFAULT, ("pypi", "python", "org"))  # domains below which anybody may publish
 _SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
 _UV_SYSTEM = Path("/etc/uv/uv.toml")
-_PYTHON = ("UV_PYTHON_INSTALL_MIRROR", "UV_PYTHON_DOWNLOADS", "UV_PYTHON_DOWNLOADS_JSON_URL")
+_PASSED = (
+    *("UV_PYTHON_INSTALL_MIRROR", "UV_PYTHON_DOWNLOADS", "UV_PYTHON_DOWNLOADS_JSON_URL"),
+    *("UV_HTTP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"),
+)
 _LIMIT_S = 60  # a keyring may ask its owner for permission
 
 
@@ -134,43 +137,26 @@ def _pip_file(file: Path) -> dict[str, str]:
     return {name.replace("_", "-"): value for section in sections for name, value in parser.items(section)}
 
 
-def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the site's map from an index to its replacement: a URL, or a folder of wheels.
-
-    It is read from `[tool.skyward.indexes]` in the nearest pyproject.toml and from SKYWARD_INDEXES (a JSON object),
-    which takes precedence.
+def mirrors(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the site's map from an index to its replacement, a URL or a folder of wheels: SKYWARD_INDEXES, in JSON.
 
     Raises:
-        ConfigError: one of them is not a map of strings.
+        ConfigError: it is not a map of strings.
     """
-    found: dict[str, str] = {}
-    files = (each / "pyproject.toml" for each in (folder, *folder.parents))
-    project = next((file for file in files if file.is_file()), None)
-    if project is not None:
-        table = _toml(project).get("tool", {}).get("skyward", {}).get("indexes", {})
-        for url, target in _checked_map(table, f"{project}, tool.skyward.indexes").items():
-            found[url] = target if "://" in target else str(project.parent / Path(target).expanduser())
     try:
-        given = json.loads(environ.get("SKYWARD_INDEXES") or "{}")
-    except ValueError as error:
-        raise ConfigError(f"SKYWARD_INDEXES is not JSON ({error}). It maps index URLs to URLs or folders.") from None
-    return found | _checked_map(given, "SKYWARD_INDEXES")
+        found = json.loads(environ.get("SKYWARD_INDEXES") or "{}")
+        return {url.rstrip("/"): target + "" for url, target in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"SKYWARD_INDEXES must map URLs to URLs or folders of wheels, in JSON: {error}.") from None
 
 
-def _checked_map(table: Any, place: str) -> dict[str, str]:
-    if not isinstance(table, dict) or not all(isinstance(target, str) for target in table.values()):
-        raise ConfigError(f"{place} must map index URLs to URLs or folders of wheels, both as strings.")
-    return {url.rstrip("/"): target for url, target in table.items()}
-
-
-def python_builds(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the sources of Python builds in this machine's uv settings, by variable; empty for the default."""
+def passed_on(environ: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Return variables of package tools that hold in builds as well; those for Python builds also from uv's files."""
     settings = _uv_config(environ, home)
-    options = {name: name.removeprefix("UV_").lower().replace("_", "-") for name in _PYTHON}
-    found = {name: environ.get(name) or settings.get(option) for name, option in options.items()}
-    if (mirror := found[_PYTHON[0]]) and folder_of(str(mirror)) is not None:
-        del found[_PYTHON[0]]  # a build does not see folders of this machine
-    return {name: str(value) for name, value in found.items() if value}
+    options = {name: name.removeprefix("UV_").lower().replace("_", "-") for name in _PASSED}
+    found = {name: str(environ.get(name) or settings.get(option, "")) for name, option in options.items()}
+    # a build does not see folders of this machine
+    return {name: value for name, value in found.items() if value and not value.startswith(("/", "file:"))}
 
 
 def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:

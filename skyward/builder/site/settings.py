@@ -31,8 +31,8 @@ from skyward.builder.site.indexes import (
     host_indexes,
     is_public,
     mirrors,
+    passed_on,
     pip_option,
-    python_builds,
     with_password,
 )
 from skyward.errors import ConfigError
@@ -60,16 +60,14 @@ class Site:
         indexes: package sources.
         mirrors: pairs of an index URL and its replacement.
         netrc: file of logins by host (see netrc(5)); only those of package sources are used.
-        python: uv's sources of Python itself, by the names of its variables.
-        timeout_s: how long a package download may be silent; None for the tools' own limit.
+        variables: further variables of package tools, such as time limits.
     """
 
     ca: str = ""
     indexes: Indexes = field(default_factory=Indexes)
     mirrors: tuple[tuple[str, str], ...] = ()
     netrc: Path | None = None
-    python: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, index: str) -> str:
         """Return the address of an index at this site: that of its mirror, if there is one."""
@@ -83,17 +81,14 @@ class Site:
         yield from (*self.indexes.find_links, *(mirror for _, mirror in self.mirrors))
 
 
-def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None, folder: Path | None = None) -> Site:
+def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Site:
     """Read the site from this machine's environment and configuration files.
 
     Raises:
         ConfigError: a setting names a file that is missing or unreadable; a keyring does not answer.
     """
     home = home or home_folder()
-    timeout = (
-        environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
-    )
-    indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
+    indexes, mapped = host_indexes(environ, home), mirrors(environ)
     if indexes.keyring:
         known = indexes.default and with_password(indexes.default)
         indexes = replace(indexes, default=known, extra=tuple(map(with_password, indexes.extra)))
@@ -104,8 +99,7 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
         indexes=replace(indexes, default=indexes.default or mapped.pop("default", None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
-        python=python_builds(environ, home),
-        timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
+        variables=passed_on(environ, home),
     )
 
 
@@ -159,14 +153,12 @@ def uv_settings(site: Site, image: Image, *, folders: bool = True) -> UvSettings
         variables |= dict.fromkeys(names, "ca.pem")
     scoped = {index.url: _index(site.place(index.url)) for index in image.pip_indexes}
     urls = [each["url"] for each in scoped.values()]
-    if logins := _logins(site.netrc, [*files.values(), *urls, *site.python.values()]):
+    if logins := _logins(site.netrc, [*files.values(), *urls, *site.variables.values()]):
         files["netrc"] = logins
         variables["NETRC"] = "netrc"
-    more = dict(site.python)
+    more = dict(site.variables)
     if indexes.insecure_hosts:  # the file is not read for scoped indexes
         more["UV_INSECURE_HOST"] = " ".join(indexes.insecure_hosts)
-    if site.timeout_s:
-        more |= dict.fromkeys(("UV_HTTP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"), str(site.timeout_s))
     return UvSettings(files=files, variables=variables, more=more, scoped=scoped)
 
 

@@ -223,41 +223,6 @@ def test_a_local_project_brings_its_lock(project: Path) -> None:
     assert _pins(Image(groups=["gpu"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
 
 
-def test_a_lock_in_the_standard_form(wheels: Path) -> None:
-    """`pylock.toml` is read as it is; extras and groups are those it knows."""
-    digest = 'sha256 = "' + "0" * 64 + '"'
-    make_wheel(wheels, "hatchling", "1.0")
-    (wheels.parent / "pyproject.toml").write_text(LIB)
-    (wheels.parent / "pylock.toml").write_text(
-        f"""lock-version = "1.0"
-created-by = "somebody"
-extras = ["x"]
-[[packages]]
-name = "leaf"
-version = "1.0"
-wheels = [{{ name = "leaf-1.0-py3-none-any.whl", url = "https://a.example/leaf", hashes = {{ {digest} }} }}]
-[[packages]]
-name = "more"
-version = "2.0"
-marker = "'x' in extras and sys_platform == 'linux'"
-wheels = [{{ name = "more-2.0-py3-none-any.whl", url = "https://a.example/more", hashes = {{ {digest} }} }}]
-"""
-    )
-    assert _pins(Image.from_project(), wheels.parent) == ["leaf==1.0"]
-    assert _pins(Image.from_project(extras=["x"]), wheels.parent) == ["leaf==1.0", "more==2.0"]
-    assert _pins(Image(pip=["-r pylock.toml"]), wheels.parent) == ["leaf==1.0"]
-    with pytest.raises(ConfigError, match=r"has no extra 'y'"):
-        _pins(Image.from_project(extras=["y"]), wheels.parent)
-    text = (
-        (wheels.parent / "pylock.toml")
-        .read_text()
-        .replace("extras = [", "environments = [\"os_name == 'nt'\"]\nextras = [")
-    )
-    (wheels.parent / "pylock.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"pylock.toml does not fit linux/.*environments"):
-        _pins(Image(pip=["-r pylock.toml"]), wheels.parent)
-
-
 def test_the_project_has_a_layer_of_its_own(project: Path) -> None:
     """It comes after all that changes less, before commands, and other members are not in it."""
 

@@ -212,6 +212,11 @@ def test_groups_of_a_standard_lock(tree: Tree) -> None:
     assert requirement_lines(Image(groups=["Dev"]), root / "images") == ("leaf==2",)
     assert requirement_lines(Image(project=Project(groups=["dev"])), root) == ("leaf==2", "six==1.16.0")
     assert dict(resolve_files(Image(groups=["dev"]), root).image.origins) == {"pip:leaf==2": "your groups=['dev']"}
+    with pytest.raises(ConfigError, match=r"has no extra 'y'"):
+        resolve_files(Image.from_project(extras=["y"]), root)
+    tree({"pylock.toml": PYLOCK.replace("'linux'", "'win32'")})
+    with pytest.raises(ConfigError, match=r"pylock.toml does not fit linux/.*environments"):
+        resolve_files(Image(pip=["-r pylock.toml"]), root)
 
 
 def test_local_packages_bring_what_they_need(wheels: Path, tree: Tree) -> None:

@@ -129,23 +129,13 @@ def test_which_of_pips_indexes_is_asked_first(home: Path, index: str, extra: str
     assert [*found.extra, found.default] == order
 
 
-def test_mirrors(tmp_path: Path) -> None:
-    """The nearest pyproject.toml and the variable; paths in the file are relative to it."""
-    _write(
-        tmp_path / "pyproject.toml",
-        '[tool.skyward.indexes]\n"https://a.example/" = "wheels"\n"https://b.example" = "https://m.example"\n',
-    )
-    below = tmp_path / "src/deep"
-    below.mkdir(parents=True)
+def test_mirrors() -> None:
+    """A JSON object of strings."""
     environ = {"SKYWARD_INDEXES": '{"https://b.example/": "/b", "https://c.example": "https://n.example"}'}
-    assert mirrors(environ, below) == {
-        "https://a.example": str(tmp_path / "wheels"),
-        "https://b.example": "/b",
-        "https://c.example": "https://n.example",
-    }
+    assert mirrors(environ) == {"https://b.example": "/b", "https://c.example": "https://n.example"}
     for text in ("{", "[]", '{"a": 1}'):
         with pytest.raises(ConfigError, match="SKYWARD_INDEXES"):
-            mirrors({"SKYWARD_INDEXES": text}, tmp_path)
+            mirrors({"SKYWARD_INDEXES": text})
 
 
 def test_passwords_of_a_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +161,7 @@ esac
     ):
         assert with_password(url) == expected
     environ = {"UV_INDEX": "https://ann@a.example/simple", "UV_KEYRING_PROVIDER": "subprocess"}
-    assert read_site(environ, tmp_path, tmp_path).indexes.extra == ("https://ann:p%20w%2F1@a.example/simple",)
+    assert read_site(environ, tmp_path).indexes.extra == ("https://ann:p%20w%2F1@a.example/simple",)
     (tmp_path / "bin/keyring").unlink()
     with pytest.raises(ConfigError, match=r"keyring, which has the password for a.example, does not answer"):
         with_password("https://ann@a.example/simple")

@@ -43,7 +43,7 @@ def test_what_a_step_gets(tmp_path: Path) -> None:
             strategy="unsafe-best-match",
         ),
         mirrors=((CPU, str(tmp_path)),),
-        timeout_s=90,
+        variables={"UV_HTTP_TIMEOUT": "90"},
     )
     place = tmp_path / "run"
     env = _run(site_script(site, TORCH), place)
@@ -112,8 +112,8 @@ def test_files_of_folders(tmp_path: Path) -> None:
 def test_the_default_index_can_be_mapped(tmp_path: Path) -> None:
     """`default` in the map stands for the index that is used where none is named; a named one wins."""
     environ = {"SKYWARD_INDEXES": '{"default": "https://m.example/simple"}'}
-    assert read_site(environ, home=tmp_path, folder=tmp_path).indexes.default == "https://m.example/simple"
-    named = read_site(environ | {"PIP_INDEX_URL": "https://own.example/simple"}, home=tmp_path, folder=tmp_path)
+    assert read_site(environ, home=tmp_path).indexes.default == "https://m.example/simple"
+    named = read_site(environ | {"PIP_INDEX_URL": "https://own.example/simple"}, home=tmp_path)
     assert named.indexes.default == "https://own.example/simple"
 
 
@@ -123,13 +123,12 @@ def test_which_bundle(tmp_path: Path) -> None:
     bundle.write_text(f"# a comment\n{CERTIFICATE}\nmore text\n{CERTIFICATE.replace('abc', 'abd')}")
     other = tmp_path / "other.pem"
     other.write_text("no certificate")
-    site = read_site({"SSL_CERT_FILE": str(bundle), "PIP_CERT": str(other), "PIP_TIMEOUT": "77"}, tmp_path, tmp_path)
+    site = read_site({"SSL_CERT_FILE": str(bundle), "PIP_CERT": str(other)}, tmp_path)
     assert site.ca == CERTIFICATE + CERTIFICATE.replace("abc", "abd")
-    assert site.timeout_s == 77
     with pytest.raises(ConfigError, match=r"REQUESTS_CA_BUNDLE names /nowhere\.pem"):
-        read_site({"REQUESTS_CA_BUNDLE": "/nowhere.pem"}, tmp_path, tmp_path)
+        read_site({"REQUESTS_CA_BUNDLE": "/nowhere.pem"}, tmp_path)
     with pytest.raises(ConfigError, match=r"other\.pem \(PIP_CERT\) has no certificate"):
-        read_site({"PIP_CERT": str(other)}, tmp_path, tmp_path)
+        read_site({"PIP_CERT": str(other)}, tmp_path)
 
 
 def test_only_logins_of_package_sources(tmp_path: Path) -> None:
@@ -142,13 +141,13 @@ def test_only_logins_of_package_sources(tmp_path: Path) -> None:
     assert "canary" not in script
 
 
-def test_where_python_itself_comes_from(tmp_path: Path) -> None:
+def test_variables_that_hold_in_builds(tmp_path: Path) -> None:
     """uv's variables before its file; folders of this machine are not passed on."""
     (tmp_path / "config/uv").mkdir(parents=True)
     text = 'python-install-mirror = "https://file.example/python"\npython-downloads = "manual"\n'
     (tmp_path / "config/uv/uv.toml").write_text(text)
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     found = {"UV_PYTHON_INSTALL_MIRROR": "https://file.example/python", "UV_PYTHON_DOWNLOADS": "manual"}
-    assert read_site(environ, home=tmp_path, folder=tmp_path).python == found
-    environ["UV_PYTHON_INSTALL_MIRROR"] = f"file://{tmp_path}"
-    assert read_site(environ, home=tmp_path, folder=tmp_path).python == {"UV_PYTHON_DOWNLOADS": "manual"}
+    assert read_site(environ, home=tmp_path).variables == found
+    environ |= {"UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}", "UV_HTTP_TIMEOUT": "77"}
+    assert read_site(environ, home=tmp_path).variables == {"UV_PYTHON_DOWNLOADS": "manual", "UV_HTTP_TIMEOUT": "77"}
