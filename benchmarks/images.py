@@ -148,7 +148,7 @@ class Bench:
             layers = {layer["digest"]: layer["size"] for layer in json.load(answer)["layers"]}
         there = self.pushed.setdefault(repository, set())
         sent = sum(size for layer, size in layers.items() if layer not in there)
-        there |= layers.keys()
+        there.update(layers)
         return Pushed(size_bytes=sum(layers.values()), sent_bytes=sent), seconds
 
     def remove(self) -> None:

@@ -81,7 +81,7 @@ def test_two_clean_builds_on_a_newer_engine_are_one_image(
     cli = tmp_path / "docker"
     cli.write_text(
         f"#!/bin/sh\nreal={newer.env['SKYWARD_DOCKER_CLI']}\n"
-        '[ "$1 $2" = "buildx build" ] && shift 2 && exec "$real" buildx build --no-cache "$@"\nexec "$real" "$@"\n'
+        '[ "$1" = build ] && shift && exec "$real" build --no-cache "$@"\nexec "$real" "$@"\n'
     )
     cli.chmod(0o755)
     ids, layers = [], []
