@@ -115,22 +115,3 @@ def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -
     assert double(5) @ pool == [10, 10]
     assert time.monotonic() - began < 5
     assert future.result() is None
-
-
-def test_futures_wait_as_those_of_the_standard_library(pool: sky.ComputePool) -> None:
-    """`wait`, `as_completed` and exceptions of failed calls."""
-    from concurrent.futures import FIRST_EXCEPTION, as_completed, wait
-
-    @sky.compute
-    def fail() -> None:
-        raise LookupError("nothing there")
-
-    fast: Future[Any] = double(1) > pool
-    failing: Future[Any] = fail() > pool
-    slow: Future[Any] = sleep(1.5) > pool
-    done, left = wait([failing, slow], return_when=FIRST_EXCEPTION, timeout=60)
-    assert (done, left) == ({failing}, {slow})
-    assert {future.result() for future in as_completed([fast, slow])} == {2, "slept"}
-    assert isinstance(failing.exception(), LookupError)
-    with pytest.raises(LookupError, match="nothing there"):
-        failing.result()
