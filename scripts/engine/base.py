@@ -73,7 +73,8 @@ def name(minor: str) -> str:
 
 def recipe(place: Place, minor: str) -> str:
     """Hash of everything that decides what the base holds; an image that carries it is not made again."""
-    return _hash(f"{_bootstrap(minor)}\n{(place.clone / _DOCKERFILE).read_text()}")
+    text = f"{_bootstrap(minor)}\n{(place.clone / _DOCKERFILE).read_text()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _bootstrap(minor: str) -> str:
@@ -82,10 +83,6 @@ def _bootstrap(minor: str) -> str:
         return minor
     codename = debian.release().get("VERSION_CODENAME", "")
     return "\n".join([*_bootstrap_options(minor), *debian.acquire_options(), sources.machine_sources(codename)])
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def ensure(place: Place, client: Client) -> str:
@@ -167,10 +164,6 @@ def _import_debian(place: Place, client: Client, minor: str, refusal: str) -> st
             "(make PYTHON=/usr/bin/python3 ...), or bring that image here with `docker load`."
         )
     image = f"skyward/{release.get('ID', 'debian')}:{codename}-py{minor}"
-    wanted = _hash(_bootstrap(minor))
-    if client.label(image, RECIPE_LABEL) == wanted:
-        say(f"{image} is there")
-        return image
     machine = sources.machine_sources(codename)
     work = place.root / "base"
     _clear(work)
@@ -182,7 +175,7 @@ def _import_debian(place: Place, client: Client, minor: str, refusal: str) -> st
         env = {**debian.proxies(), **os.environ, "TMPDIR": str(work)}
         run([*argv, str(archive), str(source_file)], log=place.log("base"), env=env)
     with step(f"importing it as {image}"):
-        client.do(place, "import", "--change", f"LABEL {RECIPE_LABEL}={wanted}", str(archive), image)
+        client.do(place, "import", str(archive), image)
     _clear(work)
     return image
 

@@ -1,6 +1,5 @@
 """The private dockerd: its settings, its start, its end. Data, sockets and logs stay inside the clone's place."""
 
-import http.client
 import json
 import os
 import re
@@ -22,29 +21,18 @@ KEPT_CACHE = "8GB"  # what builds may keep beside the images, before the engine 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def answers(path: Path, *, timeout_s: float = 5) -> bool:
     """Whether a Docker engine answers on a unix socket. `PermissionError` is the caller's to explain."""
-    connection = _UnixConnection(str(path), timeout_s)
-    try:
-        connection.request("GET", "/_ping")
-        return connection.getresponse().read() == b"OK"
-    except PermissionError:
-        raise
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b" 200 OK" in connection.recv(1024)
+        except PermissionError:
+            raise
+        except OSError:
+            return False
 
 
 def daemon_path() -> str:

@@ -35,7 +35,6 @@ from skyward.providers.reaper import Reaper
 from skyward.system import threading, time
 
 _GIB = 1024**3
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of objects in a cluster
 _USER = re.compile(r"\d+(:\d+)?")
 _LOOK_S = 0.1  # between two queries of ending pods
 _FRESH_S = 120.0  # younger objects may belong to a pool that is being created, or is replacing its nodes
@@ -92,10 +91,6 @@ class Kubernetes(Provider):
     patch: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("namespace", "priority", "service_account"):
-            value = getattr(self, name)
-            if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError(f"sky.Kubernetes: {name} is a name that the cluster has; found {value!r}.")
         if self.user is not None and not _USER.fullmatch(self.user):
             raise ConfigError(
                 "sky.Kubernetes: user is a number, with that of a group if wanted, such as '1000:1000': a cluster does "
@@ -105,8 +100,6 @@ class Kubernetes(Provider):
             from skyward.builder.registry.reference import parse_reference
 
             parse_reference(self.registry)
-        if self.room_s < 0:
-            raise ConfigError(f"sky.Kubernetes: room_s is a number of seconds, at least 0; found {self.room_s!r}.")
         own: dict[str, object] = {  # copies, so that later changes of the caller's documents have no effect
             "kubeconfig": existing_file("sky.Kubernetes", "kubeconfig", self.kubeconfig),
             "node_selector": dict(self.node_selector or {}),

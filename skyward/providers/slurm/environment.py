@@ -82,10 +82,9 @@ def virtual_environment(login: Login, cluster: ClusterFacts, image: Image, pytho
     Raises:
         ConfigError: see `check_image`; or requirements conflict.
         ImageError: a package or an index is unavailable.
-        ProviderError: the login node does not answer, or has no Python of this version.
+        ProviderError: the login node does not answer.
     """
     check_image(image)
-    interpreter = cluster.python(python)
     plan = plan_on_machine(image, python=python, platform=cluster.platform, libc=cluster.libc)
     if plan.copied:
         raise ConfigError(
@@ -99,7 +98,7 @@ def virtual_environment(login: Login, cluster: ClusterFacts, image: Image, pytho
         assert plan.lock is not None
         count = len(plan.lock.packages)
         report(note(f"installing {count} packages into {folder} on {login.address.name}"))
-        _install(login, plan, folder, interpreter)
+        _install(login, plan, folder, cluster.interpreter)
     run = (f"PYTHONPATH={folder}/{_RUNNER}", "SKYWARD_PROCESSES=1", f"{folder}/venv/bin/python", "-m")
     return Environment(
         reference=plan.tag,
@@ -209,12 +208,11 @@ def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cl
         ConfigError: the image's description is invalid.
         EngineError: there is no local engine that could build it, or it refused.
         ImageError: it cannot be built or converted.
-        ProviderError: the login node does not answer, or has no Apptainer.
+        ProviderError: the login node does not answer.
     """
     from skyward.builder.store import EngineImages
     from skyward.delivery.deliver import ImageTarget, deliver  # not loaded for virtual environments
 
-    facts.check_mode("apptainer")
     engine = find_engine()
     python, platform = cluster.spec.python, image.platform or cluster.spec.platform
     plan = plan_for(image, EngineImages(Images(engine), report), python=python, platform=platform)

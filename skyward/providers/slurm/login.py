@@ -200,43 +200,15 @@ class ClusterFacts:
     controllers: tuple[str, ...]
     partitions: Mapping[str, str]
 
-    def python(self, minor: str) -> str:
-        """Return the path of Python there.
-
-        Raises:
-            ProviderError: it has no Python of this version.
-        """
-        if self.interpreter:
-            return self.interpreter
-        raise ProviderError(
-            f"There is no Python {minor} on the login node {self.login}, and functions travel as bytecode of this "
-            f"client's version. Have `python{minor}` in the PATH of commands there (a module loaded in ~/.profile is "
-            "not), or run the client on a version that the cluster has."
-        )
-
     @property
     def modes(self) -> Mapping[str, str]:
         """What each `image_mode` of sky.Slurm lacks, the preferred one first; "" if nothing."""
+        venv = f"{self.interpreter} on {self.login} has no venv module with pip (Debian: python3-venv)"
+        none = f"there is no Python of this client's version on {self.login}"
         return {
             "apptainer": "" if self.apptainer else f"there is no Apptainer on {self.login}",
-            "venv": ""
-            if self.has_venv
-            else f"{self.interpreter} on {self.login} has no venv module with pip (Debian: python3-venv)"
-            if self.interpreter
-            else f"there is no Python of this client's version on {self.login}",
+            "venv": "" if self.has_venv else venv if self.interpreter else none,
         }
-
-    def check_mode(self, mode: str) -> None:
-        """Check that the cluster can run images in a mode.
-
-        Raises:
-            ProviderError: it cannot; the message says what is missing.
-        """
-        if missing := self.modes[mode]:
-            raise ProviderError(
-                f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
-                "~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
-            )
 
 
 def ask(login: Login, folder: str, python: str) -> ClusterFacts:

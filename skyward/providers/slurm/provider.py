@@ -28,8 +28,6 @@ from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask
 from skyward.providers.slurm.queue import gres_for, job_name, queued_jobs
 from skyward.system import threading
 
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
-_NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm uses the first possible one
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
 _FRESH_MIN = 10  # minutes; the jobs of a younger folder may not have been submitted yet
 _CLEAR_S = 60.0  # until cancelled jobs have left the queue
@@ -87,15 +85,6 @@ class Slurm(Provider):
 
     def __post_init__(self) -> None:
         files = {name: existing_file("sky.Slurm", name, getattr(self, name)) for name in ("key", "known_hosts")}
-        for name in ("partition", "account", "qos"):
-            value = getattr(self, name)
-            if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError(f"sky.Slurm: {name} is a name that the cluster has; found {value!r}.")
-        if self.time is not None and not _TIME.fullmatch(self.time):
-            raise ConfigError(
-                f"sky.Slurm: time is a limit as sbatch takes it, such as '4:00:00' or '2-12' (days and hours); found "
-                f"{self.time!r}."
-            )
         if not _FOLDER.fullmatch(self.folder):
             raise ConfigError(f"sky.Slurm: folder is an absolute path, or starts with ~; found {self.folder!r}.")
         if self.image_mode not in (None, "apptainer", "venv"):
@@ -236,6 +225,11 @@ class SlurmAllocation(Allocation):
         assert self._login and self._cluster
         request, facts = self.request, self._cluster
         mode = self._provider.image_mode or ("apptainer" if facts.apptainer else "venv")
+        if missing := facts.modes[mode]:
+            raise ProviderError(
+                f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
+                "~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
+            )
         if mode == "venv":
             python = request.cluster.spec.python
             return virtual_environment(self._login, facts, request.image, python, request.report)
