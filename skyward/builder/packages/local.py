@@ -82,36 +82,28 @@ def local_package(entry: str, path: Path, name: str = "") -> LocalPackage:
     Raises:
         ConfigError: it does not exist, or is not a wheel or project.
     """
-    if not path.exists():
-        raise ConfigError(f"Image: pip names {entry!r}, but there is no {path}.")
     if path.suffix == ".whl" and path.is_file():
         from skyward.builder.files.copied import sha256_of
 
         needs = "" if name else sha256_of(path)[:16]
         name = name or package_name(path.name.partition("-")[0])
         return LocalPackage(entry=entry, name=name, path=path, needs=needs, files=((path.name, path),))
-    table = _project_table(entry, path)
+    file = path / "pyproject.toml"
+    try:
+        table = {} if name and not file.is_file() else tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"Image: pip={entry!r} is neither a wheel nor a Python project with a pyproject.toml: {error}. Modules "
+            "that are no package are sent by includes=[...]."
+        ) from None
     project = table.get("project", {})
     needs = "" if name else _digest([{key: project.get(key) for key in _NEEDS}, table.get("tool", {}).get("uv")])
     name = name or project.get("name", "")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", str(name)):  # it becomes a folder of the build
-        raise ConfigError(f"Image: pip={entry!r} cannot be used: {path}/pyproject.toml has no valid [project] name.")
+        raise ConfigError(f"Image: pip={entry!r} cannot be used: {file} has no valid [project] name.")
     files = project_files(path, _NOT_SOURCE)
     system = build_system(table)
     return LocalPackage(entry=entry, name=package_name(name), path=path, needs=needs, build=system, files=files)
-
-
-def _project_table(entry: str, path: Path) -> dict[str, Any]:
-    file = path / "pyproject.toml"
-    if not path.is_dir() or not (file.is_file() or (path / "setup.py").is_file()):
-        raise ConfigError(
-            f"Image: pip={entry!r} cannot be used: {path} is neither a wheel nor a Python project with a "
-            "pyproject.toml. Modules that are not a package are sent by includes=[...]."
-        )
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Image: pip={entry!r} cannot be used: {file} cannot be read: {error}.") from None
 
 
 def build_system(table: dict[str, Any]) -> BuildSystem:

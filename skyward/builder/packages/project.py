@@ -87,7 +87,6 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
     Raises:
         ConfigError: there is no project or no lock, the lock is out of date, there is no such group, extra or member,
             or the lock is not for that Python.
-        ImageError: uv is missing.
     """
     lock = lock_of(folder)
     if lock is None:

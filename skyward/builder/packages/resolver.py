@@ -49,7 +49,7 @@ def resolve(request: Request, target: str, preferred: Iterable[Package], *, only
 
     Raises:
         ConfigError: this machine's settings are wrong.
-        ImageError: a package or an index is unavailable, requirements contradict each other, or uv is missing.
+        ImageError: a package or an index is unavailable, requirements contradict each other.
     """
     rules = request.rules
     constraints = (*rules.constraints, *(each.pin for each in rules.pinned))
