@@ -218,7 +218,7 @@ def usable_gpus() -> tuple[tuple[str, str], ...] | None:
     A `CUDA_VISIBLE_DEVICES` in the client's environment limits them. None if no driver is found.
     """
     chosen = os.environ.get(GPUS_VAR)
-    if found := _by_nvml(chosen):
+    if found := _by_driver(chosen):
         return found
     count = visible_gpus()
     if count is None:
@@ -233,11 +233,11 @@ def usable_gpus() -> tuple[tuple[str, str], ...] | None:
 
 
 @functools.cache
-def _by_nvml(chosen: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the GPUs that NVML lists, even where /proc lists none, as in WSL."""
-    from skyward.runner.usage import Gpus  # pools without GPUs never need ctypes
+def _by_driver(chosen: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the GPUs that the driver lists, even where /proc lists none, as in WSL."""
+    from skyward.runner.usage import gpus
 
-    return Gpus(visible=chosen).names
+    return tuple((gpu.called, gpu.name) for gpu in gpus(chosen))
 
 
 def _fitting(accelerator: Accelerator) -> list[str]:

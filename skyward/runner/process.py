@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import hashlib
 import importlib
 import logging
 import os
 import re
-import stat
 import sys
-import termios
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -22,10 +19,7 @@ from typing import Any
 from skyward.errors import WireError
 from skyward.model.instance import BAKED_DIR, CODE_DIR
 from skyward.runtime import masking, output
-from skyward.system import time
 
-_READ_WITHIN_S = 5.0
-_LOOK_S = 0.001
 _LONGEST = 64 * 1024  # maximum number of characters sent of a string
 # after these errors every CUDA call of the process fails; after others, such as out of memory, it works again
 _BREAKING = re.compile(
@@ -57,8 +51,7 @@ def end_child(error: BaseException | None = None) -> None:
     """End a forked process with the exit status that Python would use for this error; do nothing in a worker.
 
     A child that returned from its function would continue in the worker's loop, and read from its parent's socket. Its
-    standard streams are flushed and waited for, so that output of the parent after the child's end comes later. The
-    worker's exit handlers are not run.
+    standard streams are flushed. The worker's exit handlers are not run.
     """
     if not _is_child:
         return
@@ -67,22 +60,8 @@ def end_child(error: BaseException | None = None) -> None:
         status = _status(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        _wait_until_read()
     finally:  # also if its output cannot be written
         os._exit(status)
-
-
-def _wait_until_read() -> None:
-    """Wait until the agent has read both streams, at most 5 s. They are two pipes, read in no particular order."""
-    pipes = [fd for fd in (1, 2) if stat.S_ISFIFO(os.fstat(fd).st_mode)]
-    deadline = time.monotonic() + _READ_WITHIN_S
-    while any(_unread(fd) for fd in pipes) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-
-
-def _unread(pipe: int) -> int:
-    """Return how many bytes a pipe holds, given its write end."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _status(error: BaseException | None) -> int:

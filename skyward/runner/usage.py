@@ -1,13 +1,13 @@
 """Measurement of the resources that a node uses: CPUs, memory, network and GPUs.
 
 CPUs and memory are read from cgroups (v2 or v1) and /proc: of the cgroup if the node is a container, else of the
-process tree of the node's agent. GPUs are those that NVIDIA's driver reports through its library NVML.
+process tree of the node's agent. GPUs are those that NVIDIA's driver reports through its program nvidia-smi.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ _SHORTEST_S = 0.25  # shortest interval for which a rate is computed
 _LONGEST_S = 10.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
-_LIBRARY = "libnvidia-ml.so.1"
-_TEXT_BYTES = 96
+_FIELDS = "index,uuid,name,utilization.gpu,memory.used,memory.total"
+_ASK_S = 20.0
+_MIB = 1 << 20
 
 
 class _Sample(NamedTuple):
@@ -41,7 +42,6 @@ class UsageMeter:
     def __init__(self, *, of_processes: bool, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> None:
         self._proc = proc
         self._last: _Sample | None = None
-        self._gpus: Gpus | None = None
         source = None if of_processes else _cgroup(cgroups, proc)
         self._source: Callable[[], tuple[float, int]] = source.read if source else self._read_tree
         self._limit = min(filter(None, (source.limit() if source else None, _machine_memory(proc))), default=None)
@@ -62,8 +62,6 @@ class UsageMeter:
             time.sleep(left)
         last, memory = self._sample()
         self._last = last
-        if self._gpus is None:
-            self._gpus = Gpus(visible=os.environ.get(GPUS_VAR))  # those of the node: a container shows no others anyway
         span = last.at - before.at
         return {
             "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # the sum falls when a process ends
@@ -74,7 +72,7 @@ class UsageMeter:
             "sent": last.sent,
             "received_rate": max(0, last.received - before.received) / span,
             "sent_rate": max(0, last.sent - before.sent) / span,
-            "gpus": self._gpus.read(),
+            "gpus": [{"name": gpu.name, **gpu.figures} for gpu in gpus(os.environ.get(GPUS_VAR))],
         }
 
     def _sample(self) -> tuple[_Sample, int]:
@@ -203,73 +201,50 @@ def listed(visible: str) -> list[str]:
     return names[:end]
 
 
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class Gpus:
-    """The GPUs that this process sees. The library stays loaded, as initialising it takes a fraction of a second.
-
-    Args:
-        library: file name of NVML.
-        visible: value of `CUDA_VISIBLE_DEVICES` that selects some of them, by index or by the beginning of their UUIDs;
-            None for all.
+class Gpu(NamedTuple):
+    """A GPU as NVIDIA's driver reports it.
 
     Attributes:
-        names: for each, the entry in `CUDA_VISIBLE_DEVICES` (its index if that is not set) and its name.
+        called: its entry in `CUDA_VISIBLE_DEVICES`; its index if that is not set.
+        name: of its model.
+        figures: `utilization` (0 to 1), `memory` and `memory_limit` in bytes; None if unknown.
     """
 
-    def __init__(self, library: str = _LIBRARY, visible: str | None = None) -> None:
-        self.names: tuple[tuple[str, str], ...] = ()
-        self._handles: list[ctypes.c_void_p] = []
-        try:
-            self._nvml = ctypes.CDLL(library)
-        except OSError:
-            return  # no driver
-        count = ctypes.c_uint()
-        if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return  # the driver is not running, or refuses this process
-        there = {}
-        for index in range(count.value):
-            handle = ctypes.c_void_p()
-            if not self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-                there[str(index)] = handle
-        chosen = list(there.items()) if visible is None else self._chosen(visible, there)
-        self._handles = [handle for _, handle in chosen]
-        self.names = tuple((called, self._text("Name", handle)) for called, handle in chosen)
+    called: str
+    name: str
+    figures: dict[str, float | None]
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return for each `name`, `utilization` (0 to 1), `memory` and `memory_limit` in bytes; None if unknown."""
-        pairs = zip(self.names, self._handles, strict=True)
-        return [{"name": name, **self._read(handle)} for (_, name), handle in pairs]
 
-    def _chosen(self, visible: str, there: dict[str, ctypes.c_void_p]) -> list[tuple[str, ctypes.c_void_p]]:
-        """Return the selected GPUs as CUDA does: everything after the first entry that matches no GPU is ignored."""
-        found = []
-        for called in listed(visible):
-            handle = there.get(called)
-            if handle is None and called.startswith("GPU-"):
-                handle = next((each for each in there.values() if self._text("UUID", each).startswith(called)), None)
-            if handle is None:
-                break
-            found.append((called, handle))
-        return found
+def gpus(visible: str | None = None, program: str = "nvidia-smi") -> list[Gpu]:
+    """Return the GPUs that this process sees; none without a driver.
 
-    def _text(self, what: str, handle: ctypes.c_void_p) -> str:
-        text = ctypes.create_string_buffer(_TEXT_BYTES)
-        self._nvml[f"nvmlDeviceGet{what}"](handle, text, _TEXT_BYTES)
-        return text.value.decode(errors="replace")
+    Args:
+        visible: value of `CUDA_VISIBLE_DEVICES` that selects some of them, by index or by the beginning of their UUIDs:
+            as in CUDA, everything after the first entry that matches no GPU is ignored. None for all.
+        program: NVIDIA's, which comes with the driver.
+    """
+    command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    there = [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
+    if visible is None:
+        return [_gpu(fields[0], fields) for fields in there]
+    found = []
+    for called in listed(visible):
+        fields = next((each for each in there if called == each[0] or each[1].startswith(called)), None)
+        if fields is None:
+            break
+        found.append(_gpu(called, fields))
+    return found
 
-    def _read(self, handle: ctypes.c_void_p) -> dict[str, Any]:
-        use, memory = _Utilization(), _Memory()
-        knows_use = not self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use))
-        knows_memory = not self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        return {
-            "utilization": use.gpu / 100 if knows_use else None,
-            "memory": memory.used if knows_memory else None,
-            "memory_limit": memory.total if knows_memory else None,
-        }
+
+def _gpu(called: str, fields: list[str]) -> Gpu:
+    use, memory, limit = (float(text) if text.replace(".", "").isdigit() else None for text in fields[3:])
+    figures = {
+        "utilization": None if use is None else use / 100,
+        "memory": None if memory is None else int(memory) * _MIB,
+        "memory_limit": None if limit is None else int(limit) * _MIB,
+    }
+    return Gpu(called, fields[2], figures)

@@ -76,6 +76,8 @@ class Record(NamedTuple):
     def of(cls, error: BaseException) -> Record:
         """Return the record of an exception that has been raised, or is about to be."""
         name, text = _class_name(error), _text(error)
+        if type(error) is SystemExit:
+            text = tried(lambda: "" if error.code is None else repr(error.code), lambda _: text)
         trace = _shortened(_formatted(error, f"{name}: {text}\n"))
         return cls(name, _shortened(text), trace, issubclass(type(error), Exception), _notes(error))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -166,7 +164,7 @@ def advice_on(error: BaseException, text: str) -> tuple[str, ...]:
         if advice := _of_pool(text):
             notes.append(advice)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            notes.append(_full(error))
+            notes.append("A file system of this node is full: write less, or free space. /dev/shm grows with memory=.")
     return tuple(notes)
 
 
@@ -188,19 +186,3 @@ def _accelerators() -> int:
     except ConfigError:  # the function has changed the variable
         return 0
     return 0 if place is None else place.accelerators
-
-
-def _full(error: OSError) -> str:
-    """Return which of a node's file systems is full, and how to get more space."""
-    asked = [Path(name).parent for name in (error.filename,) if isinstance(name, str)]
-    for folder in (*asked, Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()):
-        try:
-            usage = shutil.disk_usage(folder)
-        except OSError:  # it does not exist
-            continue
-        if usage.free < usage.total / 100:
-            size = f"{folder} on this node is full, {usage.total / 1e9:.3g} GB in all."
-            if folder == Path("/dev/shm"):
-                return f"{size} It has half of the node's memory: ask for more by memory=, or write less."
-            return f"{size} Write less, or free some on its machine, in containers by `docker system prune`."
-    return "A file system of this node had no room left: write less, or free some on its machine."

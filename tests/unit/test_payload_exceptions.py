@@ -141,7 +141,11 @@ def test_source_lines_are_added_where_only_this_side_has_them(tmp_path: Path) ->
     [
         (Unpicklable(), r"raised .*Unpicklable: holds a lock \(which cannot be raised here as itself: TypeError.*lock"),
         (NotRebuilt("x"), "Its class makes a str of it"),
-        (SystemExit(3), "called sys.exit"),
+        (
+            SystemExit("bye"),
+            r"^The function called sys\.exit\('bye'\), which would end the process\. Raise an ordinary",
+        ),
+        (SystemExit(), r"called sys\.exit\(\), which"),
         (KeyboardInterrupt(), "raised KeyboardInterrupt, which"),
         (GeneratorExit(), "raised GeneratorExit"),
     ],

@@ -24,15 +24,15 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML lists three GPUs of two kinds."""
+    """The driver lists three GPUs of two kinds."""
     names = (("0", "NVIDIA A100-SXM4-40GB"), ("1", H100), ("2", H100))
-    monkeypatch.setattr(local_host, "_by_nvml", lambda chosen: names if chosen is None else names[1:])
+    monkeypatch.setattr(local_host, "_by_driver", lambda chosen: names if chosen is None else names[1:])
 
 
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel shows four GPUs, whose names nobody tells."""
-    monkeypatch.setattr(local_host, "_by_nvml", lambda _: ())
+    monkeypatch.setattr(local_host, "_by_driver", lambda _: ())
     monkeypatch.setattr(local_host, "visible_gpus", lambda: 4)
 
 

@@ -1,4 +1,4 @@
-"""What a node uses, as cgroups, /proc and NVML tell it."""
+"""What a node uses, as cgroups, /proc and nvidia-smi tell it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runner.usage import Gpus, UsageMeter
-from tests.nvml import library
+from skyward.runner.usage import UsageMeter, gpus
 
 NETWORK = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -76,21 +75,6 @@ def test_processes_are_counted_with_all_they_started() -> None:
     assert most > 0.05  # on a busy machine too
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A library that tells of two GPUs."""
-    return str(library(tmp_path_factory.mktemp("nvml"), "G"))
-
-
-def test_gpus_are_read_by_nvml(nvml: str) -> None:
-    """What the driver does not tell is None."""
-    known = {"memory": 400, "memory_limit": 1000}
-    assert Gpus(nvml).read() == [
-        {"name": "G1", "utilization": 0.75, **known},
-        {"name": "G2", "utilization": None, **known},
-    ]
-
-
 @pytest.mark.parametrize(
     ("visible", "names"),
     [
@@ -102,9 +86,14 @@ def test_gpus_are_read_by_nvml(nvml: str) -> None:
         ("", []),
     ],
 )
-def test_only_the_gpus_of_the_node_are_read(nvml: str, visible: str | None, names: list[tuple[str, str]]) -> None:
-    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it."""
-    found = Gpus(nvml, visible)
+def test_the_gpus_of_the_node_are_read(tmp_path: Path, visible: str | None, names: list[tuple[str, str]]) -> None:
+    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it; what the driver does not tell is None."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, GPU-a0, G1, 75, 400, 1000'\necho '1, GPU-b0, G2, [N/A], 400, 1000'\n")
+    program.chmod(0o755)
+    found = gpus(visible, str(program))
 
-    assert list(found.names) == names
-    assert [gpu["name"] for gpu in found.read()] == [name for _, name in names]
+    assert [(gpu.called, gpu.name) for gpu in found] == names
+    assert all(gpu.figures["utilization"] == (0.75 if gpu.name == "G1" else None) for gpu in found)
+    assert all(gpu.figures["memory"] == 400 * 1024**2 for gpu in found)
+    assert gpus(visible, str(tmp_path / "none")) == []
