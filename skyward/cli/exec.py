@@ -224,7 +224,7 @@ def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bo
         running, lost = set[subprocess.Popen[bytes]](), list[str]()
 
         def wait(process: subprocess.Popen[bytes]) -> None:
-            if process.wait() and (reason := access.loss_reason()):
+            if reason := access.why_cut_off(process.wait()):
                 lost.append(reason)
                 with suppress(OSError):  # another connection's end was noticed before
                     listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`

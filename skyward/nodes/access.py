@@ -1,7 +1,7 @@
 """Access to nodes that another process has started, and `Program`, a command that runs in such a node.
 
 Commands are run by the platform's own program: `docker exec`, `kubectl exec`, `srun --overlap` through `ssh`. It starts
-`skyward.runner.entry.session` in the node, which runs the command as calls are run, and ends what is left of it.
+`skyward.runner.entry.session` in the node, which runs the command as calls are run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -29,7 +30,8 @@ from skyward.system import time
 
 SESSION = ("-P", "-m", "skyward.runner.entry.session")  # -P: the node's files cannot be imported in its place
 _DETACH_KEYS = "--detach-keys=ctrl-@,ctrl-@,ctrl-@"  # the usual ones begin with Ctrl-P, which shells use
-_END_S = 10.0  # for a session to end what it has started
+_END_S, _KILL_S = 1.0, 10.0  # for a command to end when it is asked to, and when it is killed
+_CUT_OFF = (128 + signal.SIGKILL, 255)  # statuses of a program whose container or connection ends
 _LOOKS, _LOOK_S = 10, 0.3
 
 Stream = int | IO[bytes] | None
@@ -47,7 +49,10 @@ class NodeAccess(ABC):
         pool, node: the pool's identifier and the node's index.
         title: the container or process that the node is, such as "container skyward-1f2e-0".
         cwd: its working directory, if the operating system cannot report that of a process; "" if unknown.
+        is_process: whether it is a plain process of this machine, whose commands do not end with it.
     """
+
+    is_process = False
 
     def __init__(self, node: Resource, title: str, close: Callable[[], None] = lambda: None) -> None:
         self.pool, self.node, self.title = node["pool"], node["node"], title
@@ -77,6 +82,14 @@ class NodeAccess(ABC):
     @abstractmethod
     def loss_reason(self) -> str:
         """Return what has happened to the node, to complete "Node 1 ..."; "" if it is not known to be lost."""
+
+    def why_cut_off(self, status: int) -> str:
+        """Return what has happened to the node, if a program there ended with this status since the node was lost."""
+        for _ in range(_LOOKS if status in _CUT_OFF else bool(status)):  # programs of a container end one by one
+            if reason := self.loss_reason():
+                return reason
+            time.sleep(_LOOK_S if status in _CUT_OFF else 0)
+        return ""
 
     def close(self) -> None:
         """Close the connection and with it all open sessions."""
@@ -126,16 +139,11 @@ class ContainerAccess(NodeAccess):
 
     def loss_reason(self) -> str:
         """Return whether the container, the engine or its machine is lost, to complete "Node 1 ..."; "" if not."""
-        for _ in range(_LOOKS):  # the programs of an ending container end one after another
-            if reason := self._loss_reason():
-                return reason
-            try:
-                if not runs(self._engine, self._id):
-                    return self._loss_reason() or "has ended"
-            except SkywardError as error:
-                return self._loss_reason() or f"is gone: {str(error).rstrip('.')}"
-            time.sleep(_LOOK_S)
-        return ""
+        try:
+            gone = "" if runs(self._engine, self._id) else "has ended"
+        except SkywardError as error:
+            gone = f"is gone: {str(error).rstrip('.')}"
+        return self._loss_reason() or gone
 
 
 class ProcessAccess(NodeAccess):
@@ -149,13 +157,14 @@ class ProcessAccess(NodeAccess):
         ProviderError: the node has ended.
     """
 
+    is_process = True
+
     def __init__(self, node: Resource, pool: PoolDirectory) -> None:
         super().__init__(node, f"process {node['name']}")
-        running = ((path, about) for path, about, process in pool.processes_by_path() if not process.is_gone())
-        directory = next((path for path, about in running if about["name"] == node["name"]), None)
-        if directory is None:
+        found = [each for each in pool.processes_by_path() if each[1]["name"] == node["name"] and not each[2].is_gone()]
+        if not found:
             raise ProviderError(f"Node {node['node']} of pool {node['pool']} has ended.")
-        self._directory = directory
+        directory, _, self._process = found[0]
         self.cwd = str(directory / "work")
 
     def command(self, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:  # noqa: ARG002 - it is ours
@@ -165,15 +174,14 @@ class ProcessAccess(NodeAccess):
         return ["env", f"PYTHONPATH={paths}", sys.executable, *SESSION, *arguments]
 
     def loss_reason(self) -> str:
-        """Return "has ended" if the node's directory is gone, which its pool removes at the end."""
-        return "" if self._directory.is_dir() else "has ended"
+        """Return "has ended" if it has."""
+        return "has ended" if self._process.is_gone() else ""
 
 
 class Program:
     """A command that runs in a node, with the environment and directory of calls.
 
-    It ends when the program is closed, and when this process ends: a second process, whose input this one holds open,
-    passes signals on and reports how the command ended.
+    It ends when the program is closed.
 
     Args:
         access: access to the node.
@@ -201,32 +209,27 @@ class Program:
         stderr: Stream = None,
     ) -> None:
         self._access, self._closed = access, False
-        token, terminal = secrets.token_hex(8), size is not None
-        order = {"token": token, "pool": access.pool, "node": access.node, "size": size, "cwd": access.cwd}
+        self._token, self._in_terminal = secrets.token_hex(8), size is not None
+        order = {"token": self._token, "pool": access.pool, "node": access.node, "size": size, "cwd": access.cwd}
         words = ["run", json.dumps({**order, "env": dict(env or {})}), *argv]
-        run, control = access.command(words, terminal=terminal), access.command(["control", token])
-        # sessions of their own: Ctrl-C here is passed on by this process, and must not end them
-        self._control = subprocess.Popen(
-            control,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=0,
+        # a session of its own: Ctrl-C here is passed on by this process, and must not end it
+        self.process = subprocess.Popen(
+            access.command(words, terminal=self._in_terminal),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=not self._in_terminal,
         )
-        try:
-            self.process = subprocess.Popen(
-                run, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=not terminal
-            )
-        except BaseException:
-            self._end_control()
-            raise
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command's process group, or to the foreground one of its terminal."""
-        assert self._control.stdin
-        with suppress(OSError, ValueError):  # it has ended
-            self._control.stdin.write(bytes([number]))
+        """Send a signal to the command and all that it has started."""
+        if not self._access.is_process:
+            words = self._access.command(["signal", self._token, str(number)])
+            nothing = subprocess.DEVNULL
+            subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing, check=False, start_new_session=True)
+            return
+        with suppress(ProcessLookupError):  # it has ended
+            (os.kill if self._in_terminal else os.killpg)(self.process.pid, number)
 
     def wait(self) -> int:
         """Block until the command has ended; return its status, 128 plus the signal's number if one has ended it.
@@ -234,42 +237,31 @@ class Program:
         Raises:
             WireError: the connection or the node was lost, or the command was ended; the message says which.
         """
-        status = self.process.wait()
-        report = b""
-        with suppress(subprocess.TimeoutExpired, ValueError):
-            report, _ = self._control.communicate(timeout=_END_S)
-        self._end_control()
-        if report.strip().isdigit():
-            return int(report)
         node = f"Node {self._access.node} of pool {self._access.pool} ({self._access.title})"
         if self._closed:
             raise WireError(f"{node}: the command was ended by this client.")
-        if reason := self._access.loss_reason() or ("has ended" if report else ""):
+        while self.process.returncode is None:
+            try:
+                self.process.wait(_LOOK_S if self._access.is_process else None)
+            except subprocess.TimeoutExpired:
+                if self._access.loss_reason():
+                    self.close()
+        status = self.process.returncode
+        status = status if status >= 0 else 128 - status
+        if reason := self._access.why_cut_off(status):
             raise WireError(f"{node} {reason}. What ran there has ended with it.")
-        if not status:
-            return 0
-        raise WireError(f"{node} ended the session with status {status}.")
+        return status
 
     def close(self) -> None:
-        """End the command and everything it has started. Repeated calls do nothing."""
+        """End the command and what it has started. Repeated calls do nothing."""
         self._closed = True
-        self._end_control()
-        try:
-            self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        for number, patience_s in ((signal.SIGHUP, _END_S), (signal.SIGKILL, _KILL_S)):
+            if self.process.poll() is None:
+                self.signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience_s)
+        self.process.kill()
+        self.process.wait()
         for stream in filter(None, (self.process.stdin, self.process.stdout)):
             with suppress(BrokenPipeError):
                 stream.close()
-
-    def _end_control(self) -> None:
-        assert self._control.stdin and self._control.stdout
-        with suppress(OSError):
-            self._control.stdin.close()
-        try:
-            self._control.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._control.kill()
-            self._control.wait()
-        self._control.stdout.close()

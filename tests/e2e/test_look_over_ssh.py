@@ -94,12 +94,12 @@ def forward(words: list[str], pool: sky.ComputePool, port: int) -> Iterator[int]
 
 
 def test_a_connection_that_ends_is_said(pool: sky.ComputePool, words: list[str], server: Server) -> None:
-    """And the terminal is as it was; a client that is killed leaves nothing on the machine."""
+    """And the terminal is as it was; a client that is ended leaves nothing on the machine."""
     command = [*SKYWARD, "exec", *words, pool.id, "--", "sh", "-c", "echo ready; sleep 98761"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout
         assert client.stdout.readline() == b"ready\n"
-        client.kill()
+        client.terminate()
     wait_until(lambda: not (processes("98761") >> pool))
     with Terminal([*SKYWARD, "shell", *words, pool.id]) as terminal:
         before = terminal.settings

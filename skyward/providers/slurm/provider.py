@@ -407,4 +407,4 @@ class SlurmAccess(NodeAccess):
             state = self._login.run(f"squeue -h -j {self._job} -o %T 2>/dev/null; exit 0").strip()
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
-        return "" if state in ("RUNNING", "COMPLETING", "SUSPENDED") else "has ended"
+        return "" if state in ("RUNNING", "SUSPENDED") else "has ended"

@@ -1,9 +1,7 @@
-"""`python -m ...session run ORDER [WORD]...`: runs one command on a node, on this program's own standard streams.
+"""`python -m ...session run ORDER [WORD]...`: becomes one command on a node, on this program's own standard streams.
 
-The command gets the environment and the working directory of calls on this node. All processes it has started end with
-it, and with the client. Next to it the client runs `... session control TOKEN`, which connects to it: each byte is the
-number of a signal for the command, the end of the connection is the end of the client. The answer is the command's
-exit status, or "lost" when the node has ended.
+The command gets the environment and the working directory of calls on this node. `... session signal TOKEN NUMBER`
+sends a signal to it and to all that it has started, which are known by a variable of their environment.
 
 `... session forward PORT` connects its standard streams to a port of this node, `... session debug POOL NODE` to the
 debugger of a call that is at a breakpoint.
@@ -17,9 +15,7 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from skyward.model.instance import ENV_VAR
-from skyward.runner.entry.container import adopt_orphans
 from skyward.runner.entry.relay import pass_bytes
-from skyward.system import select, socket, time
+from skyward.system import socket, time
 
 _PROC = Path("/proc")
-_LOOK_S = 1.0  # interval of checks that the node still exists
-_HANG_UP_S = 0.5  # between the request to end and the kill
-_CONTROL_S = 60.0  # for the client's second program to connect
+_SESSION = "SKYWARD_SESSION"  # variable of a command and all that it has started
+_START_S = 2.0  # for a command to start that is to get a signal
 _CONNECT_S = 10.0
 _NOT_FOUND, _NOT_ALLOWED = 127, 126  # exit statuses of shells
 _RUNNER, _WORKER = "skyward.runner", "skyward.runner.worker"
@@ -46,7 +40,7 @@ class Order:
     """The request of a client.
 
     Attributes:
-        token: names the socket at which the client's second program connects.
+        token: names the command for signals.
         pool, node: the node whose environment is used.
         size: rows and columns of the terminal; None if there is none.
         env: variables in addition to the node's.
@@ -63,9 +57,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Place:
-    """Where calls run: the process of the node's runner, with the directory and environment for commands."""
+    """Where calls run: the directory and environment for commands."""
 
-    runner: int | None
     cwd: str
     environment: dict[str, str]
 
@@ -89,7 +82,7 @@ def find_place(order: Order) -> Place:
         pass
     own = str(Path(sys.executable).parent)
     paths = [path for path in environment.get("PATH", os.defpath).split(os.pathsep) if path != own]
-    return Place(runner, cwd, {**environment, "PATH": os.pathsep.join([own, *paths]), **order.env})
+    return Place(cwd, {**environment, "PATH": os.pathsep.join([own, *paths]), **order.env})
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:
@@ -127,190 +120,51 @@ def _index_of(pid: int) -> int:
     return int(place.get("worker", 0)) if place else sys.maxsize
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 def run(order: Order, argv: list[str]) -> int:
-    """Run a command, or a shell, until it ends, its client is gone or the node is lost; return its status."""
-    path = _socket_path(order.token)
-    path.parent.mkdir(mode=0o700)  # other users cannot connect
+    """Replace this program by a command, or a shell; return an exit status if that fails."""
+    place = find_place(order)
+    argv = argv or [shutil.which("bash", path=place.environment["PATH"]) or "sh"]
+    if order.size is None:
+        with suppress(OSError):  # it has its own session already
+            os.setsid()
+    else:
+        with suppress(OSError):  # `docker exec` sets the size only after the start
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", *order.size, 0, 0))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
+    text, status = f"{argv[0]} was not found on the node; its PATH is {place.environment['PATH']}.", _NOT_FOUND
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(path))
-            listener.listen(1)
-            return _Command(order, argv, listener).run()
-    finally:
-        shutil.rmtree(path.parent, ignore_errors=True)
-
-
-class _Command:
-    """One command and the connection of its client."""
-
-    def __init__(self, order: Order, argv: list[str], listener: socket.socket) -> None:
-        self._order, self._listener = order, listener
-        self._place = find_place(order)
-        self._argv = argv or [shutil.which("bash", path=self._place.environment["PATH"]) or "sh"]
-        self._control: socket.socket | None = None
-        self._until = time.monotonic() + _CONTROL_S
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_asked_to_end = self._is_lost = False
-
-    def run(self) -> int:
-        woken, wake = socket.socketpair()
-        for end in (woken, wake):
-            end.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        # handlers that do nothing, unlike SIG_IGN, are not inherited by the command
-        for name in ("SIGCHLD", "SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN"):
-            signal.signal(signal.Signals[name], lambda *_: None)
-        for name in ("SIGTERM", "SIGHUP"):
-            signal.signal(signal.Signals[name], self._on_end)
-        status = self._start()
-        while status is None and not self._is_asked_to_end and not self._is_lost:
-            self._look(woken, _LOOK_S)
-            status = self._status()
-            runner = self._place.runner
-            self._is_lost = status is None and runner is not None and not _is_running(runner)
-        self._end_all()
-        self._answer("lost" if self._is_lost or status is None else str(status))
-        return status if status is not None else _NOT_ALLOWED
-
-    def _start(self) -> int | None:
-        """Start the command; return a status if that fails."""
-        size = self._order.size
-        if size is not None:  # `docker exec` sets it only after the start
-            with suppress(OSError):
-                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
-        try:
-            self._child = subprocess.Popen(
-                self._argv, cwd=self._place.cwd, env=self._place.environment, start_new_session=size is None
-            )
-        except OSError as error:
-            return self._refuse(error)
-        return None
-
-    def _refuse(self, error: OSError) -> int:
-        name, place = self._argv[0], self._place
+        os.chdir(place.cwd)
+        os.execvpe(argv[0], argv, {**place.environment, _SESSION: order.token})  # noqa: S606 - this is what it is for
+    except OSError as error:
         if not Path(place.cwd).is_dir():
             text, status = f"The working directory of the node, {place.cwd}, is gone.", _NOT_ALLOWED
-        elif isinstance(error, FileNotFoundError):
-            text, status = f"{name} was not found on the node; its PATH is {place.environment['PATH']}.", _NOT_FOUND
-        else:
-            text, status = f"{name} cannot be run on the node ({error.strerror}).", _NOT_ALLOWED
-        sys.stderr.write(f"skyward: {text}\n")
-        sys.stderr.flush()
-        return status
+        elif not isinstance(error, FileNotFoundError):
+            text, status = f"{argv[0]} cannot be run on the node ({error.strerror}).", _NOT_ALLOWED
+    sys.stderr.write(f"skyward: {text}\n")
+    return status
 
-    def _status(self) -> int | None:
-        code = self._child.poll() if self._child else None
-        return code if code is None or code >= 0 else 128 - code
 
-    def _look(self, woken: socket.socket, timeout_s: float) -> None:
-        """Wait for the end of a process, or for the client."""
-        client = self._control or self._listener
-        if client in select.select([woken, client], [], [], timeout_s)[0]:
-            self._hear()
-        with suppress(BlockingIOError):
-            woken.recv(4096)
-        if self._control is None and time.monotonic() > self._until:
-            self._is_asked_to_end = True
-
-    def _hear(self) -> None:
-        """Accept the client's connection, or read from it."""
-        if self._control is None:
-            self._control, _ = self._listener.accept()
-            return
-        try:
-            numbers = self._control.recv(4096)
-        except OSError:
-            numbers = b""
-        self._is_asked_to_end |= not numbers
-        for number in numbers:
-            self._signal(number)
-
-    def _signal(self, number: int) -> None:
-        """Send a signal to the command's process group, in a terminal to the foreground process group."""
-        assert self._child
+def send(token: str, number: int) -> int:
+    """Send a signal to a command and to all that it has started; return an exit status."""
+    until = time.monotonic() + _START_S
+    while not (found := [pid for pid in _pids() if _has(pid, token)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    for pid in found:
         with suppress(ProcessLookupError, PermissionError):  # it has just ended, or runs as another user
-            os.killpg(self._child.pid if self._order.size is None else os.tcgetpgrp(0), number)
-
-    def _on_end(self, *_: object) -> None:
-        self._is_asked_to_end = True
-
-    def _end_all(self) -> None:
-        """End the command's remaining processes: by SIGHUP, as when a terminal hangs up, then by SIGKILL."""
-        _signal_each(self._left(), signal.SIGHUP, signal.SIGCONT)
-        until = time.monotonic() + _HANG_UP_S
-        while self._left() and time.monotonic() < until:
-            time.sleep(0.02)
-        until += _HANG_UP_S
-        while (left := self._left()) and time.monotonic() < until:  # those of other users may not end
-            _signal_each(left, signal.SIGKILL)
-            time.sleep(0.02)
-
-    def _left(self) -> list[int]:
-        """Return the descendants of this process; without /proc only the command, while it runs."""
-        if self._child is not None:
-            self._child.poll()
-        if not _PROC.joinpath("self").exists():
-            return [self._child.pid] if self._child is not None and self._child.returncode is None else []
-        parents = dict[int, int]()
-        for path in _PROC.glob("[0-9]*"):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state not in "ZX":
-                    parents[int(path.name)] = int(parent)
-        found, pending = list[int](), [os.getpid()]
-        while pending:
-            above = pending.pop()
-            children = [pid for pid, parent in parents.items() if parent == above]
-            found += children
-            pending += children
-        return found
-
-    def _answer(self, text: str) -> None:
-        """Report to the client how the command ended, once its second program has connected."""
-        with suppress(OSError):
-            if self._control is None:
-                self._listener.settimeout(max(0.0, self._until - time.monotonic()))
-                self._control, _ = self._listener.accept()
-            self._control.sendall(text.encode())
-            self._control.close()
-
-
-def _signal_each(pids: list[int], *numbers: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):  # sudo's end with their terminal
-            for number in numbers:
-                os.kill(pid, number)
-
-
-def control(token: str) -> int:
-    """Connect standard input and output to the session with this token."""
-    until = time.monotonic() + _CONTROL_S
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(str(_socket_path(token)))
-            break
-        except OSError:
-            sock.close()
-            if time.monotonic() > until:
-                return 1
-            time.sleep(0.02)
-    pass_bytes(sock)
+            os.kill(pid, number)
     return 0
 
 
-def _socket_path(token: str) -> Path:
-    return Path(tempfile.gettempdir()) / f".skyward-{token}" / "s"
+def _pids() -> Iterator[int]:
+    return (int(path.name) for path in _PROC.glob("[0-9]*"))
+
+
+def _has(pid: int, token: str) -> bool:
+    try:
+        return _environment(pid).get(_SESSION) == token
+    except OSError:  # it has just ended, or is another user's
+        return False
 
 
 def forward(port: int) -> int:
@@ -349,16 +203,13 @@ def debug(pool: str, node: int) -> int:
 def main() -> int:
     """Do what the client's command line asks for."""
     action, first, *rest = sys.argv[1:]
-    others: dict[str, Callable[[], int]] = {
-        "control": lambda: control(first),
+    actions: dict[str, Callable[[], int]] = {
+        "signal": lambda: send(first, int(rest[0])),
         "debug": lambda: debug(first, int(rest[0])),
         "forward": lambda: forward(int(first)),
+        "run": lambda: run(Order(**json.loads(first)), rest),
     }
-    if action in others:
-        return others[action]()
-    if sys.platform == "linux":
-        adopt_orphans()
-    return run(Order(**json.loads(first)), rest)
+    return actions[action]()
 
 
 if __name__ == "__main__":
