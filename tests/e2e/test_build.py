@@ -7,9 +7,7 @@ import os
 import secrets
 import select
 import signal
-import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,9 +20,7 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.builder import ensure
-from skyward.builder.events import Event
-from skyward.errors import BuildError, ImageError, ImageNotFoundError
+from skyward.errors import BuildError, ImageError
 from skyward.image.steps import UV
 from skyward.model.image import PipIndex
 from tests.e2e.building import PYTHON, Built, search
@@ -81,15 +77,6 @@ def test_an_image_that_exists_starts_no_command(built: Built, monkeypatch: pytes
     monkeypatch.setenv("PATH", "/nowhere")
     built(image)
     assert built.reports == []
-
-
-def test_an_env_change_reuses_all_layers(built: Built) -> None:
-    """Another environment is another image, made of the same layers."""
-    image = sky.Image(pip=["six"], run=["true"], env={"A": "1"})
-    one, other = built(image), built(image.with_env(A="2"))
-    assert one.tag != other.tag
-    layers = [built.engine.images.get(plan.tag).attrs["RootFS"]["Layers"] for plan in (one, other)]
-    assert layers[0] == layers[1]
 
 
 def test_a_base_without_venv(built: Built, tmp_path: Path) -> None:
@@ -206,65 +193,6 @@ def test_a_failing_command(built: Built) -> None:
     assert built.store.inspect(built.plan(image).tag) is None
 
 
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (sky.Image(pip=["six", "skyward-no-such-package-x1"]), r"your pip=\['skyward-no-such-package-x1'\]"),
-        (sky.Image(pip=["six==0.0.1"]), r"your pip=\['six==0.0.1'\]"),
-        (
-            sky.Image(pip=["python-dateutil>=2.7", "six<1.5"]),
-            r"your pip=\['python-dateutil>=2.7'\], your pip=\['six<1.5'\]",
-        ),
-    ],
-    ids=["unknown", "version", "conflict"],
-)
-def test_what_cannot_be_locked_says_who_asked(built: Built, image: sky.Image, message: str) -> None:
-    """What cannot be installed is found out before any build, and named with who asked for it."""
-    with pytest.raises(ImageError, match=message):
-        built(image)
-    assert built.reports == []
-
-
-def test_no_space_is_left(built: Built) -> None:
-    """A full disk is said to be one."""
-    with pytest.raises(BuildError, match="No space is left"):
-        built(sky.Image(run=["cat /dev/zero > /dev/shm/x"]))
-
-
-def test_an_unreachable_index(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index nobody answers for is said to be unreachable, not blamed on the package."""
-    monkeypatch.setenv("SKYWARD_INDEXES", f'{{"{CPU}": "http://127.0.0.1:9/simple"}}')
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(ImageError, match="Failed to fetch"):
-        built(sky.Image(pip=["six==1.17.0"], pip_indexes=[PipIndex(CPU, ["six"])]))
-
-
-def test_a_base_that_does_not_exist(built: Built) -> None:
-    """A wrong base is found before any build."""
-    with pytest.raises(ImageNotFoundError, match=r"127\.0\.0\.1:9/no/such:base"):
-        built(sky.Image(base="127.0.0.1:9/no/such:base"))
-
-
-def test_an_engine_that_goes_away(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the engine is gone in mid-build the error says so, whatever step was running."""
-    socket_path = Path(tempfile.mkdtemp()) / "engine.sock"
-    proxy = Proxy(socket_path, _engine_socket())
-    plan = built.plan(sky.Image(run=[f"sleep 20; echo {secrets.token_hex(4)}"]))
-    monkeypatch.setattr(built.store, "builder", f"unix://{socket_path}")
-
-    def report(event: Event) -> None:
-        if str(event).startswith("run sleep 20"):
-            proxy.cut()
-
-    try:
-        with pytest.raises(BuildError, match="engine went away"):
-            ensure(plan, built.store, report)
-    finally:
-        proxy.cut()
-    socket_path.unlink()
-    socket_path.parent.rmdir()
-
-
 def test_interrupt_during_a_build(built: Built, script: Callable[..., Popen[str]], tmp_path: Path) -> None:
     """SIGINT ends the build at the engine too, and leaves neither a process nor a file of it."""
     seconds = f"{600 + secrets.randbelow(10**6) / 10**6:.6f}"
@@ -341,51 +269,3 @@ def _processes(word: str, *, exact: bool = False) -> list[int]:
             if (word in words) if exact else any(word in text for text in words):
                 found.append(os.pidfd_open(int(entry.name)))
     return found
-
-
-def _engine_socket() -> Path:
-    return Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
-
-
-class Proxy:
-    """A unix socket that leads to another, until it is cut."""
-
-    def __init__(self, path: Path, target: Path) -> None:
-        self._target = target
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._ends: list[socket.socket] = [self._listener]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def cut(self) -> None:
-        """End all connections and take no new ones."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
-        self._threads[0].join()
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for end in self._ends:
-            end.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.socket(socket.AF_UNIX)
-                self._ends += [near, far]
-                far.connect(str(self._target))
-                for one, other in ((near, far), (far, near)):
-                    self._threads.append(threading.Thread(target=_pump, args=(one, other)))
-                    self._threads[-1].start()
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while chunk := source.recv(1 << 16):
-            sink.sendall(chunk)
-        sink.shutdown(socket.SHUT_WR)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.events import Event
-from skyward.delivery.deliver import _counted, _on_each
+from skyward.delivery.deliver import _on_each
 from skyward.engine.images import Follow
 from skyward.errors import EngineError, ImageError
 
@@ -22,19 +21,6 @@ class Named:
 
 def machines(count: int = 3) -> Any:
     return [Named(f"gpu{number}") for number in range(1, count + 1)]
-
-
-def test_all_at_the_same_time() -> None:
-    """Each waits for the others; who has it is reported."""
-    together, said = threading.Barrier(3), list[Event]()
-
-    def work(_: Any, __: Follow) -> None:
-        together.wait(60)
-
-    _on_each(machines(), work, "sending to", said.append)
-    lines = [str(event) for event in said]
-    assert lines[0] == "sending to gpu1, gpu2, gpu3"
-    assert sorted(line.partition(":")[0] for line in lines[1:]) == ["gpu1", "gpu2", "gpu3"]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +64,3 @@ def test_an_interrupt_ends_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         _on_each(machines(1), work, "sending to", print)
     assert ended.wait(60)
-
-
-def test_bytes_are_counted() -> None:
-    """Before each chunk is passed on, so that an interrupted transfer ends before its end."""
-    seen: list[tuple[int, int]] = []
-    assert list(_counted(iter([b"ab", b"c"]), 9, lambda *pair: seen.append(pair))) == [b"ab", b"c"]
-    assert seen == [(2, 9), (3, 9)]

@@ -167,45 +167,11 @@ def _ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def test_an_engine_on_another_machine(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All questions go through one ssh, to the docker command over there, which is a pipe to its engine."""
-    pipe = tmp_path / "pipe.py"
-    pipe.write_text(
-        "import os, socket, sys, threading\n"
-        f"s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 'engine.sock')!r})\n"
-        "def up():\n"
-        "    while data := os.read(0, 9999): s.sendall(data)\n"
-        "    os._exit(0)\n"
-        "threading.Thread(target=up).start()\n"
-        "while data := s.recv(9999): os.write(1, data)\n"
-    )
-    _ssh(tmp_path, f'echo "$@" >> {tmp_path}/calls; exec {sys.executable} {pipe}', monkeypatch)
-    engine.add("a:1")
-    images = Images(SshHost.parse("ssh://me@box:2222"))
-
-    assert images.platform() == "linux/arm64"
-    assert images.inspect("a:1")
-    assert images.inspect("b:1") is None
-    images.close()
-
-    (call,) = (tmp_path / "calls").read_text().splitlines()
-    assert call.endswith("-l me -p 2222 -- box docker system dial-stdio")
-    assert "BatchMode=yes" in call
-    assert "StrictHostKeyChecking=yes" in call
-
-
 def test_a_machine_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ssh says becomes an error with its cause and remedy."""
     _ssh(tmp_path, "echo 'Host key verification failed.' >&2; exit 255", monkeypatch)
     with pytest.raises(EngineMissingError, match=r"ssh://box cannot be reached: its host key is not known.*`ssh box`"):
         Images(SshHost.parse("ssh://box")).inspect("a:1")
-
-
-def test_a_pull_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the docker command over there that pulls, with its own credentials."""
-    _ssh(tmp_path, "echo 'Error response from daemon: manifest unknown' >&2; exit 1", monkeypatch)
-    with pytest.raises(ImageNotFoundError, match="ssh://box could not pull image a:1"):
-        Images(SshHost.parse("ssh://box")).pull("a:1")
 
 
 def test_the_engines_sdk_is_not_loaded(engine: FakeEngine) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -17,9 +15,7 @@ from skyward.builder.events import Event
 from skyward.builder.registry.auth import Credentials
 from skyward.errors import EngineMissingError
 from skyward.image import TIME
-from skyward.model.image import Image
 from skyward.model.ssh import SshHost
-from tests.unit.image.images import compiled
 
 HOST = SshHost(host="box")
 
@@ -110,38 +106,6 @@ def test_a_machine_that_cannot_be_reached(place: Path) -> None:
     _script(place, "ssh", "echo 'ssh: connect to host box port 22: Connection refused' >&2; exit 255")
     with pytest.raises(EngineMissingError, match="the SSH connection failed"):
         _run(place)
-
-
-def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
-    """The end of the connection's input stops the command there, and the folder goes."""
-    os.mkfifo(place / "started")
-    caught: list[BaseException] = []
-
-    class GoneError(Exception):
-        """Takes the place of Ctrl-C, which only main threads get."""
-
-    def report(event: Event) -> None:
-        raise GoneError
-
-    def client() -> None:
-        progress = Progress(plan.layers, report)
-        try:
-            run_there(HOST, [], progress, Folders(place / "place/context"))
-        except GoneError as error:
-            caught.append(error)
-
-    plan = compiled(Image(run=["x"]))
-    (step,) = [layer.step for layer in plan.layers if layer.name == "run x"]
-    says = f"echo '#5 [image {step}/{step}] RUN x'; echo '#5 0.1 out'"
-    _buildx(place, f"echo $$ > {place}/started; {says}; exec sleep 600")
-    thread = threading.Thread(target=client)
-    thread.start()
-    pid = int((place / "started").read_text())
-    thread.join(60)
-
-    assert len(caught) == 1
-    assert not Path(f"/proc/{pid}").exists()
-    assert list((place / "there").iterdir()) == []
 
 
 def test_what_a_killed_script_leaves_goes_with_the_next_build(place: Path) -> None:
