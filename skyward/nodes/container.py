@@ -116,8 +116,15 @@ class PoolContainers:
                 directory.remove()
                 raise
         self.ids[launch.node] = container.id
-        process = ContainerProcess(lambda: self, container.id, container.output, launch.name, directory)
+        process = ContainerProcess(self, container.id, container.output, launch.name, directory)
         return RunnerNode(launch, process)
+
+    def adopt(self, launch: Launch, container_id: str, directory: RunDirectory, agent: str) -> RunnerNode:
+        """Return a node whose container an earlier client has started, running or not."""
+        self.ids[launch.node] = container_id
+        # its output goes to the client that started it
+        process = ContainerProcess(self, container_id, lambda: iter(()), launch.name, directory)
+        return RunnerNode(launch, process, agent)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -294,20 +301,11 @@ def user_of(
     return f"{user}:{group}"
 
 
-def adopted(
-    containers: Callable[[], PoolContainers], launch: Launch, container_id: str, directory: RunDirectory, agent: str
-) -> RunnerNode:
-    """Return a node whose container an earlier client has started, running or not. Sends no request to the engine."""
-    # its output goes to the client that started it
-    process = ContainerProcess(containers, container_id, lambda: iter(()), launch.name, directory)
-    return RunnerNode(launch, process, agent)
-
-
 class ContainerProcess:
     """A runner in a container.
 
     Args:
-        containers: returns the pool's containers; called when their engine is needed.
+        containers: the pool's containers.
         container_id: of the container.
         output: reads the container's output.
         name: name of the node.
@@ -318,7 +316,7 @@ class ContainerProcess:
 
     def __init__(
         self,
-        containers: Callable[[], PoolContainers],
+        containers: PoolContainers,
         container_id: str,
         output: Callable[[], Iterator[bytes]],
         name: str,
@@ -334,18 +332,18 @@ class ContainerProcess:
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Return how the container ended; None if it still runs after `timeout_s`."""
-        ending = self._containers().watch.ending(self._id, timeout_s)
+        ending = self._containers.watch.ending(self._id, timeout_s)
         if ending is None:
             return None
         if ending.code is None:
-            gone = f"is unreachable: the Docker engine at {self._containers().engine.url} is gone"
+            gone = f"is unreachable: the Docker engine at {self._containers.engine.url} is gone"
             return Exit(code=None, text=self._directory.loss_reason() or gone)
         return exit_of(ending.code, oom=ending.oom)
 
     def end(self) -> None:
         """Kill the container, wait until it has ended, and remove the node's directory."""
         if not self._directory.is_lost():
-            self._containers().engine.remove(self._id)
+            self._containers.engine.remove(self._id)
         self._directory.remove()
 
 

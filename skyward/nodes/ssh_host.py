@@ -15,7 +15,7 @@ from skyward.engine.container import limits_by
 from skyward.errors import EngineError, SkywardError
 from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost
-from skyward.nodes.container import OWNER_ID, PoolContainers, RunDirectory, adopted
+from skyward.nodes.container import OWNER_ID, PoolContainers, RunDirectory
 from skyward.nodes.node import Launch, RunnerNode
 from skyward.ssh.connection import ForwardedEngine
 from skyward.ssh.watchdog import WATCHDOG, Facts, Watchdog
@@ -137,8 +137,7 @@ class Machine:
         assert containers is not None
         self._follow_lease(launch)
         path = self.directories[launch.node] = PurePosixPath(about["directory"])
-        containers.ids[launch.node] = str(about["container"])
-        return adopted(lambda: containers, launch, str(about["container"]), _HostDirectory(self, path), agent)
+        return containers.adopt(launch, str(about["container"]), _HostDirectory(self, path), agent)
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return the data by which `adopt` finds a node of this machine."""

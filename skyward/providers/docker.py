@@ -9,18 +9,18 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from skyward.engine import Engine, Images, find_engine
-from skyward.errors import ProviderError, SkywardError
+from skyward.errors import ProviderError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.rights import Rights
 from skyward.nodes.access import ContainerAccess, NodeAccess
-from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, adopted, describe, dismiss_all
+from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, describe, dismiss_all
 from skyward.nodes.local_host import (
     LocalHost,
     check_cpus,
@@ -32,14 +32,11 @@ from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, share
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.system import socket, threading
+from skyward.system import socket
 from skyward.wire.frames import dial
 
 if TYPE_CHECKING:
     from skyward.builder.store import EngineImages
-
-
-_LATER_S = 1.0  # delay before adopted nodes are watched through the engine
 
 
 @suggesting("sky.Docker")
@@ -126,10 +123,7 @@ class DockerAllocation(Allocation):
         self._provider = provider
         self._host: LocalHost | None = None
         self._containers: PoolContainers | None = None
-        self._connecting = threading.Lock()
-        self._is_kept = False  # whether the containers outlive the pool
         self._directories: dict[int, Path] = {}  # the last directory of each node
-        self._adopted: dict[int, str] = {}  # the containers of adopted nodes
 
     def acquire(self) -> Sequence[Host]:
         """Return this machine once for each node.
@@ -140,46 +134,18 @@ class DockerAllocation(Allocation):
             ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
                 than requested, or less memory.
         """
-        request = self.request
+        request, engine = self.request, self._provider.engine()
         if request.accelerator is not None:
-            check_engine_gpus(self._provider.engine(), request.nodes, request.accelerator)
+            check_engine_gpus(engine, request.nodes, request.accelerator)
         if request.cpus is not None:
-            check_cpus(self._provider.engine(), request.cpus)
+            check_cpus(engine, request.cpus)
         if request.memory_gb is not None:
-            check_memory(self._provider.engine(), request.memory_gb)
+            check_memory(engine, request.memory_gb)
         self._host = LocalHost(request.pool_id, runtime_base(), self._start, request.name)
-        if request.kept:  # existing nodes are adopted without the engine, as its client takes long to load
-            later = threading.Timer(_LATER_S, self._connect_later)
-            later.daemon = True
-            later.start()
-        else:
-            self._connected()
+        _remove_unstarted(engine)
+        client, keep = (os.geteuid(), os.getegid()), self._host.directory.keep
+        self._containers = PoolContainers(request.pool_id, engine, self._provider.rights, client, keep)
         return [self._host] * request.nodes
-
-    def _connected(self) -> PoolContainers:
-        """Return the containers of the pool; the first call connects to the engine, which is watched from then on.
-
-        Raises:
-            EngineMissingError: no engine answers.
-            EngineError: it refuses.
-            ProviderError: it does not share this machine's kernel.
-        """
-        with self._connecting:
-            if self._containers is None:
-                assert self._host is not None
-                engine, client = self._provider.engine(), (os.geteuid(), os.getegid())
-                _remove_unstarted(engine)
-                keep = self._host.directory.keep
-                self._containers = PoolContainers(self.request.pool_id, engine, self._provider.rights, client, keep)
-            return self._containers
-
-    def _connect_later(self) -> None:
-        """Start to watch the containers of an adopted pool, so that the end of one is explained (a thread)."""
-        with suppress(SkywardError):  # later uses of the engine connect again, and report errors
-            if not self.ended.is_set():
-                containers = self._connected()
-                if self.ended.is_set() and self._is_kept:
-                    containers.let_go()
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - all of them are this machine
         """Compile the image and build it unless the engine has it.
@@ -210,27 +176,26 @@ class DockerAllocation(Allocation):
             self._directories[launch.node] = path
             return _SharedDirectory(path)
 
-        self._adopted.pop(launch.node, None)
-        return self._connected().start(launch, directory, gpus_of_container(launch))
+        assert self._containers
+        return self._containers.start(launch, directory, gpus_of_container(launch))
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
         """Return a container started by an earlier client."""
+        assert self._containers
         path = self._directories[launch.node] = Path(about["directory"])
-        container = self._adopted[launch.node] = str(about["container"])
-        return adopted(self._connected, launch, container, _SharedDirectory(path), agent), None
+        return self._containers.adopt(launch, str(about["container"]), _SharedDirectory(path), agent), None
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return the directory of a node, and its container."""
-        container = self._adopted.get(node) or self._connected().ids[node]
-        return {"directory": str(self._directories[node]), "container": container}
+        assert self._containers
+        return {"directory": str(self._directories[node]), "container": self._containers.ids[node]}
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
         """Leave the containers running."""
-        self._is_kept = True
         with ExitStack() as last:
             if self._host is not None:
                 last.callback(self._host.let_go)
-            if self._containers is not None:  # else `_connect_later` may be creating it, and then calls this
+            if self._containers is not None:
                 self._containers.let_go()
 
     def release(self) -> None:
@@ -242,8 +207,8 @@ class DockerAllocation(Allocation):
         with ExitStack() as last:
             if self._host is not None:
                 last.callback(self._host.release)
-            if self._host is not None and (self._containers is not None or self.request.kept):
-                self._connected().close()
+            if self._containers is not None:
+                self._containers.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -93,14 +92,3 @@ def forget_image(host: Host, repository: str) -> None:
     tags = host.run("docker", "images", "-q", repository).split()
     if tags:
         host.run("docker", "rmi", "-f", *dict.fromkeys(tags))
-
-
-def run_program(text: str, **env: str) -> subprocess.Popen[str]:
-    """A client in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-u", "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **env},
-    )

@@ -20,11 +20,10 @@ from scripts.stand import faults, registry
 from scripts.stand.place import Stand
 from skyward.delivery import deliver
 from skyward.errors import ConfigError, EngineError, ImageError, ProviderError
-from skyward.ssh import connection as connections
 from tests.e2e import functions, programs
 from tests.e2e.functions import lengths
 from tests.e2e.stand import IMAGE, directories_on, forget_image, wait_until
-from tests.e2e.stand_functions import reverse, where
+from tests.e2e.stand_functions import where
 from tests.printed import Printed
 
 Make = Callable[..., sky.SSH]
@@ -93,30 +92,6 @@ def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
         assert not any(node._key.hex() in seen for node in pool._table.nodes)
         (directory,) = directories_on(host, pool.id)
         assert host.run("stat", "-c", "%a", directory).strip() == "700"
-
-
-def test_a_pool_where_no_ssh_command_is_installed(ssh: Make, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """paramiko connects: an image goes to two hosts, arguments and results of many packets go both ways."""
-    monkeypatch.setattr(connections, "uses_paramiko", lambda: True)
-    image = IMAGE.run_commands(f"echo {uuid.uuid4().hex} >/etc/trial")
-    provider = ssh(1, 2)
-    with sky.ComputePool(provider, nodes=2, image=image) as pool:
-        (tag,) = {found["image"] for found in provider.find() if found["pool"] == pool.id}
-        assert where() @ pool == ["stand1", "stand2"]
-        payloads = [os.urandom(10_000_000) for _ in range(4)]
-        results = sky.gather(*[reverse(payload) for payload in payloads]) >> pool
-        assert list(results) == [payload[::-1] for payload in payloads]
-        assert programs.hand_out(["a", "b"]) @ pool == ["head keeps a", "node 1 got b"]
-    assert [(found.host, found.findings) for found in provider.host_reports()] == [
-        (stand.host(number).login, ()) for number in (1, 2)
-    ]
-    with (
-        pytest.raises(ProviderError, match="take OpenSSH's client"),
-        sky.ComputePool(ssh(1, build="remote"), image=image),
-    ):
-        raise AssertionError("the pool started")
-    forget(stand, tag)
-    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
 
 
 def test_an_image_is_sent_to_hosts_that_lack_it(ssh: Make, stand: Stand, printed: Printed) -> None:

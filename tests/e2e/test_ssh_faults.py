@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +13,6 @@ import skyward as sky
 from scripts.stand import faults
 from scripts.stand.place import Host, Stand
 from skyward.errors import ProviderError
-from skyward.nodes.node import Host as NodeHost
 from tests.e2e.dying import clients
 from tests.e2e.stand import IMAGE, directories_on, left_on, wait_until
 from tests.e2e.stand_functions import where, work, work_once
@@ -72,24 +71,6 @@ def test_a_lost_host_is_named_and_replaced_by_the_third(
         lines = [line for line in printed.read().err.splitlines() if "Starting a replacement" in line]
         assert len(lines) == 1
         assert re.search(rf"node 1 on {stand.host(2).login}\S* .*{FAULTS[kind][2]}", lines[0])
-
-
-def test_a_host_that_goes_before_the_start_ends_in_one_error(
-    ssh: Make, stand: Stand, mended: Callable[[str, Host], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between check and start: the error names the host, and nothing is left on the others."""
-    from skyward.providers.ssh import SshAllocation
-
-    def prepare(self: SshAllocation, hosts: Sequence[NodeHost]) -> str | None:
-        made = original(self, hosts)
-        mended("kill-sshd", stand.host(3))
-        return made
-
-    original = SshAllocation.prepare
-    monkeypatch.setattr(SshAllocation, "prepare", prepare)
-    with pytest.raises(Exception, match=stand.host(3).login) as caught:
-        sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet").__enter__()
-    assert isinstance(caught.value, sky.errors.SkywardError)
 
 
 def test_a_pool_opens_without_a_host_that_is_down(

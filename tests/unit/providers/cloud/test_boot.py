@@ -58,17 +58,6 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]
     made.process.wait()
 
 
-@pytest.mark.parametrize("machine", [(60, 1)], indirect=True)
-def test_a_machine_lives_with_its_pool_and_ends_after_it(machine: Machine) -> None:
-    """As long as the watchdog's directory is fresh, whether the pool ends in order or the watchdog dies."""
-    place = machine.pool(lease_s=60)
-    assert not machine.is_off(3.5)
-    assert not list(machine.off.parent.glob("mark.until.*"))  # it has no budget
-    for file in place.iterdir():
-        file.unlink()
-    assert machine.is_off(30)
-
-
 @pytest.mark.parametrize("machine", [(2, 1)], indirect=True)
 def test_a_lease_that_ran_out_keeps_no_machine(machine: Machine) -> None:
     """The watchdog would have removed it half a minute ago, so it must be dead."""
