@@ -63,33 +63,6 @@ def test_what_the_cluster_cannot_give(kubernetes: Make, kube: Cluster) -> None:
         kubectl(kube, "delete", "quota", "one")
 
 
-def test_gpus_by_resource_and_label(kubernetes: Make, kube: Cluster) -> None:
-    """A machine that says it has the GPUs gets the pod; tolerations, selectors and a patch reach it too."""
-    path = "/status/capacity/nvidia.com~1gpu"
-    machine = kube.machines[1].name
-    url = f"{kube.url}/api/v1/nodes/{machine}/status"
-    pki = kube.pki
-    change = json.dumps([{"op": "add", "path": path, "value": "2"}])
-    curl = ["curl", "-sf", "--cacert", pki / "ca.crt", "--cert", pki / "admin.crt", "--key", pki / "admin.key"]
-    patched = [*curl, "-X", "PATCH", "-H", "Content-Type: application/json-patch+json", "--data", change, url]
-    subprocess.run(list(map(str, patched)), check=True, capture_output=True)
-    kubectl(kube, "label", "node", machine, "nvidia.com/gpu.product=NVIDIA-A100-SXM4-40GB")
-    try:
-        provider = kubernetes(
-            node_selector={"kubernetes.io/hostname": machine},
-            tolerations=[{"key": "gpu", "operator": "Exists"}],
-            patch={"metadata": {"annotations": {"team": "vision"}}},
-        )
-        with sky.ComputePool(provider, image=IMAGE, accelerator="A100:2", display="quiet") as pool:
-            (pod,) = pods_of(kube, pool.id)
-            assert pod["spec"]["nodeName"] == machine
-            assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
-            assert pod["metadata"]["annotations"]["team"] == "vision"
-            assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
-    finally:
-        kubectl(kube, "label", "node", machine, "nvidia.com/gpu.product-")
-
-
 def test_out_of_memory(kubernetes: Make) -> None:
     """It is said that it was memory; the pool goes on."""
     with sky.ComputePool(kubernetes(), image=IMAGE, memory=0.25, display="quiet") as pool:
@@ -220,7 +193,6 @@ def test_the_documented_role_is_enough(kubernetes: Make, kube: Cluster, least: P
 INSIDE = """
 import skyward as sky
 from tests.e2e.kube import IMAGE
-from tests.e2e.kube_functions import fill, write
 from tests.e2e.slurm_functions import echo
 with sky.ComputePool(sky.Kubernetes(registry={registry!r}), nodes=2, image=IMAGE, display="quiet") as pool:
     data = bytes(64 << 20)

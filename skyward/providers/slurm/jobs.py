@@ -20,7 +20,16 @@ from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login
-from skyward.providers.slurm.queue import FORMAT, QueuedJob, job_name, queued_jobs, sbatch, submitted, with_output
+from skyward.providers.slurm.queue import (
+    FORMAT,
+    QueuedJob,
+    comment_of,
+    job_name,
+    queued_jobs,
+    sbatch,
+    submitted,
+    with_output,
+)
 from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
 from skyward.system import socket, threading, time
 
@@ -330,8 +339,8 @@ class Jobs:
         Raises:
             ProviderError: the job has ended.
         """
-        comment = ",".join(f"skyward.{name}={value}" for name, value in self._labels(node).items())
-        self._login.run(shlex.join(["scontrol", "update", f"jobid={job.id}", f"comment={comment}"]))
+        words = ["scontrol", "update", f"jobid={job.id}", f"comment={comment_of(self._labels(node))}"]
+        self._login.run(shlex.join(words))
 
     def state(self, job: Job) -> QueuedJob | None:
         """Return a job's current entry in the queue, refined by its own output if it has ended; None if Slurm has none.
@@ -339,11 +348,8 @@ class Jobs:
         Raises:
             ProviderError: the login node cannot be queried.
         """
-        found = next((each for each in self._listed() if each.id == job.id), None)
+        found = next(iter(queued_jobs(self._login.run(f"{LIST} -j {job.id} || exit 0"))), None)
         return with_output(found, self._output(job)) if found and found.has_ended else found
-
-    def _listed(self) -> list[QueuedJob]:
-        return queued_jobs(self._login.run(f"{LIST} -n {job_name(self._pool)}"))
 
     def exists(self) -> bool:
         """Return whether the pool's folder exists, which is only removed when the pool ends.

@@ -285,7 +285,7 @@ class SlurmAllocation(Allocation):
         Raises:
             ProviderError: the job can never run.
             NodeStartError: the job ended before it was ready.
-            PoolClosedError: the pool has ended, another client has ended it, or its time limit was reached.
+            PoolClosedError: the pool has ended, or another client has ended it.
         """
         with self._lock:
             self.check_open()

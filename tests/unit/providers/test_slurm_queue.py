@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.slurm.environment import check_image
-from skyward.providers.slurm.login import Login, ask, facts_in
+from skyward.providers.slurm.login import facts_in
 from skyward.providers.slurm.queue import (
     gres_for,
     labels_in,
@@ -144,32 +137,6 @@ def test_facts() -> None:
     }
     with pytest.raises(ProviderError, match="no sbatch on login"):
         facts_in("", "login", "~")
-
-
-def test_a_python_that_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the login node's Python prints as it starts is neither its version nor taken for another answer."""
-    answers = {
-        "sbatch": "slurm-wlm 22.05.8",
-        "scontrol": "SlurmctldHost[0] = login",
-        "sinfo": "",
-        "getconf": "glibc 2.36",
-    }
-    for name, answer in answers.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    (tmp_path / f"python{version}").write_text(f"#!/bin/sh\nprintf 'loading modules'\nexec {sys.executable} \"$@\"\n")
-    for path in tmp_path.iterdir():
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    class Here:
-        address = SimpleNamespace(name="login")
-
-        def run(self, script: str) -> str:
-            return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
-
-    facts = ask(cast(Login, Here()), str(tmp_path), version)
-    assert (facts.interpreter, facts.modes["venv"]) == (str(tmp_path / f"python{version}"), "")
 
 
 def test_ways_to_run_images() -> None:
