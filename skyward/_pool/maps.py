@@ -28,8 +28,8 @@ from skyward._pool.task import Task, item_note
 from skyward.errors import ConfigError, JournalError, SerializationError
 from skyward.records.results import ResultJournal, ResultKey
 from skyward.system import SimpleQueue
-from skyward.wire import payload
-from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire import batch, payload
+from skyward.wire.batch import COUNT
 from skyward.wire.messages import RESULT_HEAD
 
 _PER_SLOT = 4  # initial batches, so that no slot waits long for another at the end
@@ -156,26 +156,26 @@ class BatchedMap:
         """Return the calls for these items, each with its range of items."""
         calls = {}
         while items:
-            packer = self._packed(items[:size])
-            task = self._sending.batch(packer.dumps()) if len(packer) > 1 else self._sending.single(items.start)
-            calls[task] = items[: max(1, len(packer))]
+            entries = self._packed(items[:size])
+            task = self._sending.batch(batch.dumps(entries)) if len(entries) > 1 else self._sending.single(items.start)
+            calls[task] = items[: max(1, len(entries))]
             items = items[len(calls[task]) :]
         return calls
 
-    def _packed(self, items: range) -> Packer:
-        """Pack items, from the first on, until the packer is full; pack nothing if there is only one."""
-        packer = Packer()
-        if len(items) < 2 or packer.add_numbers(self._items[items.start : items.stop]):
-            return packer
-        for index in items:
+    def _packed(self, items: range) -> list[Any]:
+        """Return the entries of a batch for as many items, from the first on, as fit; none if there is only one."""
+        values = [self._items[index] for index in items]
+        if len(values) < 2 or batch.are_numbers(values):
+            return values if len(values) > 1 else []
+        entries, size = list[Any](), 0
+        for value in values:
             try:
-                packer.add(self._items[index], "An item")
+                size += batch.add(entries, value, "An item")
             except SerializationError:  # a separate call for it reports what cannot be pickled
                 break
-            if packer.is_full:
-                packer.remove_last()
-                break
-        return packer
+            if size >= payload.OUT_OF_BAND:
+                return entries[:-1]
+        return entries
 
     def _send(self, calls: dict[Task, range]) -> None:
         self._open.update(calls)
@@ -190,9 +190,9 @@ class BatchedMap:
             results = [task.value()]
         else:
             assert task.frame is not None
-            results = Unpacker(memoryview(task.frame.head)[RESULT_HEAD.size :]).all(
-                f"A result of {task.function.name}()"
-            )
+            entries = batch.loads(memoryview(task.frame.head)[RESULT_HEAD.size :])
+            what = f"A result of {task.function.name}()"
+            results = [batch.value_of(entry, what) for entry in entries]
         done = len(results)
         size = 1 if task.stream is not None else done  # a generator streams its items over its own call
         self._results[items.start : items.start + done] = results

@@ -21,8 +21,8 @@ from skyward.runtime import environment, masking
 from skyward.runtime.output import task_output
 from skyward.runtime.ranks import run_coroutine
 from skyward.system import threading, time
-from skyward.wire import payload
-from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire import batch, payload
+from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
 
@@ -132,7 +132,7 @@ class Calls:
                 fn = self._function(number)
                 packed = memoryview(frame.head)[CALL_HEAD.size :]
                 if flags & BATCH:
-                    return self._run_batch(frame.id, fn, Unpacker(packed), slot, send)
+                    return self._run_batch(frame.id, fn, batch.loads(packed), slot, send)
                 environment.prepare(fn)
                 args, kwargs = payload.loads(packed, frame.buffers, what="An argument")
                 if isinstance(frame.buffers, list):
@@ -156,17 +156,17 @@ class Calls:
         finally:
             environment.end_call()
 
-    def _run_batch(self, call: int, fn: Callable[..., Any], items: Unpacker, slot: Slot, send: Send) -> Frame:
+    def _run_batch(self, call: int, fn: Callable[..., Any], items: list[Any], slot: Slot, send: Send) -> Frame:
         """Run the calls of a batch in order until the time is up; return a frame with the results so far.
 
         The client sends the remaining items again.
         """
         start = time.perf_counter()
-        results = Packer()
-        for index in range(len(items)):
+        results, size = list[Any](), 0
+        for index, item in enumerate(items):
             try:
                 environment.prepare(fn)
-                value = fn(items.take(index, "An argument"))
+                value = fn(batch.value_of(item, "An argument"))
                 if type(value) in _RUN_FURTHER:
                     if isinstance(value, types.CoroutineType):
                         value = run_coroutine(value)
@@ -175,7 +175,7 @@ class Calls:
                     else:
                         break  # earlier results are sent first: the item will come again, as the first of its call
                 end_child()
-                results.add(value, "The result")
+                size += batch.add(results, value, "The result")
             except Interrupted:
                 raise
             except BaseException as error:  # as for a single call
@@ -184,9 +184,9 @@ class Calls:
                 return failure(call, error, start)._replace(buffers=[COUNT.pack(index)])
             finally:
                 environment.end_call()
-            if results.is_full or time.perf_counter() - start >= _BATCH_S:
+            if size >= payload.OUT_OF_BAND or time.perf_counter() - start >= _BATCH_S:
                 break
-        head = RESULT_HEAD.pack(time.perf_counter() - start) + results.dumps()
+        head = RESULT_HEAD.pack(time.perf_counter() - start) + batch.dumps(results)
         return Frame(Kind.RESULT, call, head, [COUNT.pack(len(results))])
 
     def _prepare(self, call: int, wishes: dict[str, Any], *, everywhere: bool) -> Frame | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import Any
 
@@ -17,83 +17,47 @@ from skyward.wire.frames import Buffer
 
 COUNT = struct.Struct("<I")  # sent with the payload: the number of its values, or the index of one
 _SCALARS = frozenset({int, float, complex, bool, NoneType})
+_Entry = Any  # a number or a string as it is, anything else as a tuple: its pickle and the buffers beside that
 
 
-class Packer:
-    """Packs values into one payload."""
+def add(entries: list[_Entry], value: object, what: str) -> int:
+    """Add a value, called `what` in errors, to a batch; return its size in bytes, 0 for a number.
 
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._pickled: dict[int, tuple[bytes, list[pickle.PickleBuffer]]] = {}
-        self._nbytes = 0  # without numbers
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the payload is so large that further values are better sent separately."""
-        return self._nbytes >= payload.OUT_OF_BAND
-
-    def add(self, value: object, what: str) -> None:
-        """Add a value, called `what` in errors. Buffers of 64 KiB and more, which fill it, are only copied by `dumps`.
-
-        Raises:
-            SerializationError: it cannot be pickled.
-        """
-        kind = type(value)
-        if kind in _SCALARS:
-            self._values.append(value)
-        elif kind is str:
-            self._nbytes += len(value)  # type: ignore[arg-type]
-            self._values.append(value)
-        else:
-            data, views = payload.dumps(value, what=what)
-            self._nbytes += len(data) + sum(view.nbytes for view in views)
-            self._pickled[len(self._values)] = data, [pickle.PickleBuffer(view) for view in views]
-            self._values.append(None)
-
-    def add_numbers(self, values: Sequence[object]) -> bool:
-        """Add all of these values if they are numbers; if one is not, add none and return False."""
-        if not _SCALARS.issuperset(map(type, values)):
-            return False
-        self._values.extend(values)
-        return True
-
-    def remove_last(self) -> None:
-        """Remove the value that was added last."""
-        self._values.pop()
-        self._pickled.pop(len(self._values), None)
-
-    def dumps(self) -> bytes:
-        """Return the payload."""
-        return pickle.dumps((self._values, self._pickled), 5)
+    Raises:
+        SerializationError: it cannot be pickled.
+    """
+    kind = type(value)
+    if kind in _SCALARS or kind is str:
+        entries.append(value)
+        return len(value) if kind is str else 0  # type: ignore[arg-type]
+    data, views = payload.dumps(value, what=what)
+    entries.append((data, [bytes(view) for view in views]))
+    return len(data) + sum(view.nbytes for view in views)
 
 
-class Unpacker:
-    """The values of a payload, unpickled on demand. Only for data from an authenticated peer."""
+def are_numbers(values: Iterable[object]) -> bool:
+    """Return whether these values can be the entries of a batch as they are, at any number."""
+    return _SCALARS.issuperset(map(type, values))
 
-    def __init__(self, data: Buffer) -> None:
-        self._values: list[Any]
-        self._pickled: dict[int, tuple[bytes, list[Buffer]]]
-        self._values, self._pickled = pickle.loads(data)
 
-    def __len__(self) -> int:
-        return len(self._values)
+def dumps(entries: Sequence[_Entry]) -> bytes:
+    """Return the payload of a batch."""
+    return pickle.dumps(entries, 5)
 
-    def take(self, index: int, what: str) -> Any:
-        """Return the value with this index, called `what` in errors; may be called once per index.
 
-        Raises:
-            SerializationError: it cannot be unpickled here.
-        """
-        if index not in self._pickled:
-            return self._values[index]
-        data, buffers = self._pickled.pop(index)
-        return payload.loads(data, [bytearray(buffer) for buffer in buffers], what=what)
+def loads(data: Buffer) -> list[_Entry]:
+    """Return the entries of a batch. Only for data from an authenticated peer."""
+    entries: list[_Entry] = pickle.loads(data)
+    return entries
 
-    def all(self, what: str) -> list[Any]:
-        """Return all values; may be called once."""
-        for index in tuple(self._pickled):
-            self._values[index] = self.take(index, what)
-        return self._values
+
+def value_of(entry: _Entry, what: str) -> Any:
+    """Return the value of an entry, called `what` in errors.
+
+    Raises:
+        SerializationError: it cannot be unpickled here.
+    """
+    if type(entry) is not tuple:
+        return entry
+    data, buffers = entry
+    return payload.loads(data, [bytearray(buffer) for buffer in buffers], what=what)

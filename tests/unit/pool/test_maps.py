@@ -12,8 +12,8 @@ from skyward._pool.maps import BatchedMap, Sending
 from skyward._pool.task import Task
 from skyward.errors import WorkerLostError
 from skyward.system import SimpleQueue
-from skyward.wire import payload
-from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire import batch, payload
+from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.fakes import FUNCTION, error
@@ -54,16 +54,15 @@ class Played:
         if self.lost:
             task.resolve(error=WorkerLostError("lost", node=1, rank=1))
         elif task.is_batch:
-            unpacked = Unpacker(task.data)
-            self.sizes.append(len(unpacked))
-            results = Packer()
-            for index in range(min(len(unpacked), self.at_once)):
+            entries, results = batch.loads(task.data), list[Any]()
+            self.sizes.append(len(entries))
+            for index, entry in enumerate(entries[: self.at_once]):
                 try:
-                    results.add(self.fn(unpacked.take(index, "An item")), "A result")
+                    batch.add(results, self.fn(batch.value_of(entry, "An item")), "A result")
                 except ValueError as raised:
                     task.resolve(error(task, raised)._replace(buffers=[COUNT.pack(index)]))
                     return
-            head = RESULT_HEAD.pack(self.each_s * len(results)) + results.dumps()
+            head = RESULT_HEAD.pack(self.each_s * len(results)) + batch.dumps(results)
             task.resolve(Frame(Kind.RESULT, task.id, head, [COUNT.pack(len(results))]))
         else:
             self.sizes.append(1)

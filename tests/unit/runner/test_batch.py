@@ -12,8 +12,8 @@ from skyward.model.instance import InstanceInfo
 from skyward.runner import calls as runner_calls
 from skyward.runner.calls import Calls
 from skyward.runner.threads import Slot
-from skyward.wire import payload
-from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire import batch, payload
+from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, RESULT_HEAD, Kind
 
@@ -30,16 +30,16 @@ def answer(fn: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Frame, list[
     """How a worker answers a batch, and what it sends before."""
     calls, sent = Calls(PLACE), list[Frame]()
     calls.keep_function(Frame(Kind.FUNCTION, 1, payload.dumps_function(fn)[1]))
-    packer = Packer()
+    entries: list[Any] = []
     for item in items:
-        packer.add(item, "An item")
-    frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, BATCH) + packer.dumps())
+        batch.add(entries, item, "An item")
+    frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, BATCH) + batch.dumps(entries))
     return calls.run(frame, Slot(), sent.append), sent
 
 
 def results(frame: Frame) -> list[Any]:
     assert frame.kind == Kind.RESULT, payload.load_exception(bytes(frame.head[RESULT_HEAD.size :]))
-    values = Unpacker(frame.head[RESULT_HEAD.size :]).all("A result")
+    values = [batch.value_of(each, "A result") for each in batch.loads(frame.head[RESULT_HEAD.size :])]
     assert COUNT.unpack(frame.buffers[0]) == (len(values),)
     return values
 
