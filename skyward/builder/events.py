@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from skyward.image import Layer
 
-Kind = Literal["note", "waited", "start", "output", "cached", "done", "failed"]
+Kind = Literal["note", "start", "output", "cached", "done", "failed"]
 _SAY_EVERY_S = 3.0
 _log = logging.getLogger(__name__)
 
@@ -22,9 +22,8 @@ class Event:
     """One event.
 
     Attributes:
-        kind: "note" is a sentence about the whole image, "waited" one that another process has built it meanwhile; the
-            others concern one layer: its step is running ("start"), has printed a line ("output"), was cached
-            ("cached"), has ended ("done"), or has failed ("failed").
+        kind: "note" is a sentence about the whole image; the others concern one layer: its step is running ("start"),
+            has printed a line ("output"), was cached ("cached"), has ended ("done"), or has failed ("failed").
         line: the sentence, or the line of output.
         layer: the layer concerned; None for a note.
         seconds: duration of the step, for "done".

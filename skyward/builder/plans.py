@@ -1,26 +1,24 @@
 """Plans of images: made from a description, and carried out unless an engine has the image.
 
-Planning reads files, finds the base, locks the requirements, and compiles. `ensure` builds a plan, once for all
-processes that need it at the same time. It does not suffice that the engine has an image with the plan's tag: its
-content must be what this user built, or found in a registry, for that tag (`is_known`). Otherwise it is built, mostly
-from the builder's cache, and replaces the image under the tag.
+Planning reads files, finds the base, locks the requirements, and compiles. `ensure` builds a plan. It does not suffice
+that the engine has an image with the plan's tag: its content must be what this user built, or found in a registry, for
+that tag (`is_known`). Otherwise it is built, mostly from the builder's cache, and replaces the image under the tag.
+Several processes may build the same plan: the builder runs its steps once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from skyward.builder.base import check_base, facts_of_base, replaced_python
-from skyward.builder.events import Event, Report, note
+from skyward.builder.events import Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
-from skyward.builder.folders import cache_folder, gone_without
 from skyward.builder.packages.local import located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, entry_for, not_upgraded, wrong_base
@@ -365,23 +363,11 @@ def ensure(
     facts = store.inspect(plan.tag)
     if facts and is_known(plan.tag, facts):
         return facts
-    started = perf_counter()
-    with _single_flight(plan, report) as has_waited:
-        facts = store.inspect(plan.tag)
-        if not facts or not is_known(plan.tag, facts):
-            return _build(plan, store, report, cache)
-    if has_waited:
-        line = f"{plan.tag} was built by another process; waited {perf_counter() - started:.1f} s for it"
-        report(Event(kind="waited", line=line))
-    return facts
-
-
-def _build(plan: Plan, store: EngineImages, report: Report, cache: SharedCache | None) -> ImageFacts:
     # not loaded if nothing is built
     from skyward.builder.docker.build import build, secret_values
 
     secrets = secret_values(plan.image.secrets)  # missing secrets are reported before anything is made
-    started, before = perf_counter(), store.inspect(plan.tag)
+    started, before = perf_counter(), facts
     if told := replaced_python(plan):
         report(note(told))
     report(note(f"building {plan.tag} from {plan.base}"))
@@ -389,39 +375,8 @@ def _build(plan: Plan, store: EngineImages, report: Report, cache: SharedCache |
     made = store.inspect(plan.tag)
     if made is None:
         raise _elsewhere(plan.tag, store.builder)
-    if isinstance(plan.image.base, Dockerfile):
-        base = store.inspect(plan.base)
-        if base is None or base.id != plan.labels["skyward.base"]:
-            raise BuildError(f"The base from {plan.image.base} was built anew while {plan.tag} was built. Repeat it.")
     if before and (before.content or before.id) != (made.content or made.id):
         report(note(f"{plan.tag} was another image on the engine ({before.id[:19]}); the built one takes its place"))
     note_content(plan.tag, made.content, made.id)
     report(note(f"built {plan.tag} in {perf_counter() - started:.1f} s"))
     return made
-
-
-@contextmanager
-def _single_flight(plan: Plan, report: Report) -> Iterator[bool]:
-    """Let one process of this user build an image while others wait. Yield whether this one has waited."""
-    from filelock import FileLock, Timeout
-
-    folder = cache_folder()
-    if folder is None:  # two processes may then build the same, which the builder merges
-        yield False
-        return
-    # only part of the identity: lock files remain, and so are limited to 4096
-    lock, has_waited = FileLock(folder / f"build-{plan.identity[:3]}.lock"), False
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        report(note(f"another process builds {plan.tag}; waiting for it"))
-        lock.acquire()
-        has_waited = True
-    except (OSError, NotImplementedError) as error:  # a full disk, or one without locks
-        gone_without(error)
-        yield False
-        return
-    try:
-        yield has_waited
-    finally:
-        lock.release()

@@ -245,7 +245,7 @@ def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, 
 
         started = perf_counter()
         ensure(plan, target.engine, follow, cache=cache)
-        result.built, result.seconds = not result.waited, perf_counter() - started
+        result.built, result.seconds = True, perf_counter() - started
         facts = target.engine.inspect(plan.tag)
     if facts is not None:
         result.id, result.size = facts.id, facts.size

@@ -10,9 +10,8 @@ of what is being built. The events:
 - `layer`: `name` and `origin` are what it does and who asked for it; `stage` and `step` (null if it runs nothing)
   identify it; `state` is "start", "cached", "done" (with `seconds`) or "failed".
 - `output`: `line`, printed by the layer with that `stage` and `step`.
-- `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `waited` (whether another process built
-  it meanwhile), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
-  above, with `seconds` (null: unknown).
+- `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `seconds`, `reference` (with the
+  registry's digest; null if it was not pushed), `layers` as above, with `seconds` (null: unknown).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
   `before`, `after`), `reused` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
@@ -59,8 +58,7 @@ class Result:
     Attributes:
         reference: `repository@digest` if it is in a registry.
         built: whether it was built now.
-        waited: whether another process built it while this one waited.
-        seconds: duration of the build or the wait.
+        seconds: duration of the build.
         layers: outcomes of its layers, if it was built now, in the order of the Dockerfile.
     """
 
@@ -69,7 +67,6 @@ class Result:
     size: int | None = None
     reference: str | None = None
     built: bool = False
-    waited: bool = False
     seconds: float = 0.0
     layers: dict[Layer, LayerRecord] = field(default_factory=dict)
 
@@ -80,8 +77,6 @@ class Result:
 
     def follow(self, event: Event) -> None:
         """Record what an event says about a layer."""
-        if event.kind == "waited":
-            self.waited = True
         if event.layer is None or event.kind == "output":
             return
         # what a base built from a Dockerfile lacks is known only after its build; a layer may then differ
@@ -97,8 +92,6 @@ class Result:
 def result_text(image: str, result: Result) -> str:
     """Return the result for an image as text for people."""
     how = f"built in {result.seconds:.1f} s" if result.built else "exists"
-    if result.waited:
-        how = f"built by another process; waited {result.seconds:.1f} s for it"
     lines = [f"{result.tag}  {image}: {how}"]
     facts = {
         "digest": result.reference,
@@ -152,7 +145,7 @@ class Output:
     def result(self, image: str, result: Result) -> None:
         """Show the result for an image."""
         layers = [{**_place(layer), "state": record.state, "seconds": record.seconds} for layer, record in result.made]
-        names = ("tag", "id", "size", "reference", "built", "waited", "seconds")
+        names = ("tag", "id", "size", "reference", "built", "seconds")
         document = {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers}
         self._show(image, document, result_text(image, result))
 

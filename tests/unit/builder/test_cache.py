@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.builder import ensure, folders
-from skyward.builder.events import Event, warn
+from skyward.builder.events import warn
 from skyward.builder.explain import recall, remember
 from skyward.builder.packages.lock import Request, _read, _write
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
@@ -137,25 +137,3 @@ def test_uv_goes_without_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache/uv/CACHEDIR"))
     (tmp_path / "cache/uv/CACHEDIR").write_text("")
     assert folders.uv_variables() == {"UV_NO_CACHE": "1"}
-
-
-def test_who_is_waited_for(tmp_path: Path) -> None:
-    """A process that waited for another's build says so and by whom, and not that it built."""
-    from filelock import FileLock
-
-    folder = folders.cache_folder()
-    assert folder
-    told: list[Event] = []
-    lock = FileLock(folder / f"build-{PLAN.identity[:3]}.lock")
-    lock.acquire()
-
-    def tell(event: Event) -> None:
-        told.append(event)
-        if len(told) == 1:  # it waits: now the other one is done
-            note_content(PLAN.tag, "sha256:c")
-            lock.release()
-
-    assert ensure(PLAN, Store(), tell).id == "sha256:1"
-    assert told[0].line == f"another process builds {PLAN.tag}; waiting for it"
-    assert told[1].kind == "waited"
-    assert len(told) == 2

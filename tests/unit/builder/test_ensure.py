@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
 
 from skyward.builder import ImageFacts, ensure
 from skyward.builder.docker.build import write_context
-from skyward.builder.events import Event, as_lines
+from skyward.builder.events import as_lines
 from skyward.builder.files.copied import digest_of
 from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError
@@ -192,29 +191,3 @@ def test_a_build_for_another_engine(place: Path) -> None:
     _docker(place, "true")
     with pytest.raises(BuildError, match="may use different engines"):
         ensure(PLAN, Store(place / "built"), print)
-
-
-def test_one_build_for_many(place: Path) -> None:
-    """Of several who want an image at the same time one builds; the others wait and are told so."""
-    os.mkfifo(place / "go")
-    _docker(place, f'echo started > {place}/started; read line < {place}/go; echo "$TAG" > {place}/built')
-    waiting = threading.Event()
-    reports: list[str] = []
-
-    def report(event: Event) -> None:
-        reports.append(str(event))
-        if "waiting for it" in str(event):
-            waiting.set()
-
-    results: list[ImageFacts] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(ensure(PLAN, Store(place / "built"), report))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    assert waiting.wait(60)
-    (place / "go").write_text("go\n")  # returns once the build reads it
-    for thread in threads:
-        thread.join(60)
-    assert [facts.id for facts in results] == ["1"] * 3
-    assert len(_calls(place)) == 1

@@ -130,7 +130,6 @@ def test_json_is_one_object_per_line(skyward: Skyward, engine: FakeEngine, file:
         "size": 1000,
         "reference": None,
         "built": False,
-        "waited": False,
         "seconds": 0.0,
         "layers": [],
     }
