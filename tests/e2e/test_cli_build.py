@@ -7,7 +7,6 @@ import pty
 import re
 import resource
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -121,22 +120,6 @@ def test_events(images: Images) -> None:
     assert states == ["start", "done"]
 
 
-def test_a_failing_command(images: Images) -> None:
-    """Status 4, one message with step, origin and last lines, no traceback, no image."""
-    file = images.file("echo before the end; exit 7")
-
-    done = images("build", file, "--json")
-
-    (error,) = done.of("error")
-    assert (done.status, error["status"], error["kind"]) == (4, 4, "BuildError")
-    assert error["message"] == done.err.split("skyward: ", 1)[1].rstrip("\n") or error["message"] in done.err
-    assert "asked for by your run=" in error["message"]
-    assert "before the end" in error["message"]
-    assert "Traceback" not in done.err
-    assert images("build", file, "--check").status == 1
-    assert "Traceback" in images("--debug", "build", file).err
-
-
 def test_push_and_check(images: Images) -> None:
     """The digest of the registry is the result; the check asks the registry, which may be absent or unreachable."""
     file, where = images.file(), f"{REGISTRY}/cli-{secrets.token_hex(3)}/x"
@@ -188,26 +171,6 @@ def test_a_script_prebakes_what_it_will_use(images: Images, script: Callable[...
     assert "building" not in ran.stderr
 
 
-def test_interrupt(images: Images) -> None:
-    """Ctrl-C ends the build with status 130 and no traceback; nothing of it is left."""
-    temporary = images.folder / "temp"
-    temporary.mkdir()
-    command = [*SKYWARD, "build", str(images.file("sleep 600")), "--json"]
-    client = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
-    )
-    assert client.stdout
-    assert any('"start"' in line and "sleep 600" in line for line in client.stdout)
-
-    client.send_signal(signal.SIGINT)
-    _, err = client.communicate(timeout=60)
-
-    assert client.returncode == 130
-    assert err.splitlines()[-1] == "skyward: Interrupted."
-    assert "Traceback" not in err
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.parametrize("what", ["build", "pool"])
 def test_a_terminal_shows_a_live_list(images: Images, what: str) -> None:
     """The list follows the build in place: a running step with its last line, and at the end a mark for each.
@@ -242,58 +205,6 @@ def test_a_terminal_shows_a_live_list(images: Images, what: str) -> None:
     assert "  a line of output" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     rows = re.findall(r"(\S)(?:\x1b\[[0-9;]*m)* run (?:true|echo)", text)
     assert "✓" in rows[-2:]
-
-
-def test_nothing_foreign_is_removed(images: Images) -> None:
-    """Neither an image without our label, nor one built on ours that has inherited it, nor another of our images."""
-    parent, old, new = (images("build", images.file()).out.split()[0] for _ in range(3))
-    child, foreign = f"child-{secrets.token_hex(3)}:1", f"foreign-{secrets.token_hex(3)}:1"
-    context = images.folder / "context"
-    context.mkdir()
-    (context / "Dockerfile").write_text(f"FROM {parent}\nENV A=b\n")
-    images.engine.images.build(path=str(context), tag=child)
-    images.engine.images.get(os.environ["SKYWARD_BASE"]).tag(foreign)
-    images.tags += [child, foreign]
-    assert images.engine.images.get(child).labels["skyward.image"]
-    for tag in (parent, old):
-        _age(images.folder / "cache/skyward/used" / tag.rpartition(":")[2], days=90)
-
-    listed = images("image", "ls").out
-    refused = images("image", "rm", child, foreign)
-    pruned = images("image", "prune")
-
-    assert parent in listed
-    assert child not in listed
-    assert foreign not in listed
-    assert refused.status == 2
-    assert pruned.out == f"{old} removed\n1 image removed\n"
-    assert f"{parent} is needed by" in pruned.err
-    assert not images.has(old)
-    assert all(images.has(tag) for tag in (parent, new, child, foreign))
-    assert images("image", "rm", new).status == 0
-    assert not images.has(new)
-
-
-def test_an_image_that_a_container_needs_stays(images: Images) -> None:
-    """`rm` refuses, `prune` goes on without it."""
-    tag = images("build", images.file()).out.split()[0]
-    container = images.engine.containers.create(tag, ["true"])
-    try:
-        _age(images.folder / "cache/skyward/used" / tag.rpartition(":")[2], days=90)
-        removed, pruned = images("image", "rm", tag), images("image", "prune")
-    finally:
-        container.remove(force=True)
-
-    assert removed.status == 4
-    assert "is needed by a container" in removed.err
-    assert pruned.status == 0
-    assert images.has(tag)
-
-
-def _age(use: Path, *, days: float) -> None:
-    assert use.exists()  # the build has noted it
-    moment = time.time() - days * 86400
-    os.utime(use, (moment, moment))
 
 
 @pytest.mark.alone

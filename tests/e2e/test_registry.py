@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +24,10 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from skyward.builder import plan_for
-from skyward.builder.registry.pushing import digest_of, push, push_zstd
+from skyward.builder.registry.pushing import digest_of, push
 from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine
-from skyward.errors import ImageNotFoundError, RegistryError, SkywardError
+from skyward.errors import ImageNotFoundError, RegistryError
 from skyward.model.image import Dockerfile, Image
 from skyward.model.image_fields import local_minor
 
@@ -144,25 +143,6 @@ def test_push_and_run_by_digest(
     url = f"http://{REGISTRY}/v2/{name.removeprefix(f'{REGISTRY}/')}/manifests/{digest}"
     assert requests.delete(url, timeout=60).status_code == 202
     assert digest_of(target, images.images) is None
-
-
-def test_zstd_where_the_engine_can(base: str, engine: Any, images: EngineImages) -> None:
-    """Layers are compressed as requested where the engine's store can; elsewhere an error says what it takes."""
-    target = f"{REGISTRY}/{_new_name()}:t"
-    cli = os.environ.get("SKYWARD_DOCKER_CLI", "docker")
-    has_buildx = subprocess.run([cli, "buildx", "version"], capture_output=True, check=False).returncode == 0
-    if has_buildx and "io.containerd.snapshotter" in str(engine.info()["DriverStatus"]):
-        assert push_zstd(base, target, report=print).endswith(f"@{digest_of(target, images.images)}")
-    else:
-        with pytest.raises(SkywardError):
-            push_zstd(base, target, report=print)
-        assert digest_of(target, images.images) is None
-
-
-def test_an_image_that_the_engine_does_not_have(pushed: Push) -> None:
-    """The error names the image."""
-    with pytest.raises(ImageNotFoundError, match="skyward-test:nothing"):
-        pushed(f"{REGISTRY}/{_new_name()}:t", image="skyward-test:nothing")
 
 
 @pytest.fixture(scope="module")
