@@ -39,13 +39,12 @@ class NamedPool:
     def __init__(self, settings: PoolConfig, tell: Callable[[str], None]) -> None:
         assert settings.name is not None
         self.name, self.keep_s, self._share, self._tell = settings.name, settings.keep_s, settings.share, tell
-        self._provider, self._lease_s = settings.provider, settings.lease_s
+        self._provider = settings.provider
         self._folder = pool_folder(self.name)
         self._lock = PoolLock(self._folder)
         self._changed = threading.Lock()  # guards the record
         self._record: KeptPool
         self._kept: dict[int, KeptNode] = {}  # kept nodes that have not been taken over yet
-        self._before: KeptPool | None = None
         self._holds = False
 
     def enter(self, new_id: str) -> str:
@@ -62,7 +61,6 @@ class NamedPool:
         except BaseException:
             self.leave()
             raise
-        self._before = record
         fresh = KeptPool(name=self.name, pool=new_id, provider=repr(self._provider))
         self._record = replace(record or fresh, until=None)
         if record is not None and record.until is not None and time.time() > record.until + _LATE_S:
@@ -150,19 +148,6 @@ class NamedPool:
         """Return the kept nodes that have not been taken over."""
         return list(self._kept.values())
 
-    def left_s(self) -> float:
-        """Return for how many more seconds the kept nodes live if no client takes them over."""
-        until = self._before.until if self._before is not None else None
-        return self._lease_s if until is None else max(1.0, until - time.time())
-
-    def restore(self) -> None:
-        """Restore the record as it was found, since the pool could not be opened, and release the name."""
-        if self._before is not None:
-            self._before.write(self._folder)
-        else:
-            self._lock.remove()
-        self.leave()
-
     def forget(self) -> None:
         """Remove the record of a pool that has ended, and release the name."""
         if self._holds:
@@ -197,16 +182,7 @@ def shape_of(launch: Launch) -> dict[str, str]:
     if launch.image is not None:
         values = json.dumps(sorted(launch.env.items()))
         return {**shape, "image": launch.image, "environment": sha256(values.encode()).hexdigest()}
-    return {**shape, "interpreter": f"{sys.executable} {sys.version}", "state of skyward's files": _own_files()}
-
-
-def _own_files() -> str:
-    """Return the latest modification time of the modules that nodes run, since running nodes keep the old code."""
-    package = Path(__file__).parents[1]
-    files = (
-        path for name in ("runner", "runtime", "wire", "model", "system") for path in (package / name).glob("*.py")
-    )
-    return str(max(path.stat().st_mtime_ns for path in files))
+    return {**shape, "interpreter": f"{sys.executable} {sys.version}"}
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:

@@ -62,7 +62,7 @@ class NodeManager:
         record: PoolRecord,
         named: NamedPool | None = None,
     ) -> None:
-        self._named, self._kept, self._has_begun = named, set[int](), False
+        self._named, self._kept = named, set[int]()
         self._pool, self._settings, self._table, self._tell = request.pool_id, settings, table, tell
         self._record = record
         self._dispatcher, self._group = dispatcher, group
@@ -106,7 +106,6 @@ class NodeManager:
         table, nodes = self._table, self._settings.nodes
         needed = nodes.desired if self._group.collective else nodes.least
         threading.Thread(target=self._beat, name="skyward-heartbeat", daemon=True).start()
-        self._has_begun = True
         self._starter.prepare(hosts, image)
         for slot in table.slots:
             has_host = slot.index < len(hosts)
@@ -361,14 +360,12 @@ class NodeManager:
 
     def release(self) -> None:
         """Remove what is left of the pool, or keep it, and wait for running attempts, which then end."""
-        untouched = self._named is not None and not self._has_begun
-        if self._named is not None and (self._kept or untouched):
-            keeps = self._kept or {kept.index for kept in self._named.untaken()}
-            self.allocation.keep(self._named.left_s() if untouched else self._named.keep_s or 0.0, keeps)
+        if self._named is not None and self._kept:
+            self.allocation.keep(self._named.keep_s or 0.0, self._kept)
         else:
-            for kept in self._named.untaken() if self._named is not None else ():
-                self._starter.discard_kept(kept)
             self.allocation.close()
+            if self._named is not None and self._named.untaken():
+                self._settings.provider.destroy(self._pool)
         with self._table.changed:
             under_way = [thread for thread in self._threads if thread.is_alive()]
         deadline = time.monotonic() + _LAST_ATTEMPT_S
@@ -376,9 +373,7 @@ class NodeManager:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._released.set()
         if self._named is not None:
-            if untouched:
-                self._named.restore()
-            elif self._kept:
+            if self._kept:
                 self._named.keep(self._kept)
             else:
                 self._named.forget()
