@@ -128,19 +128,6 @@ def test_a_time_limit_is_told_with_all_places(make: Make) -> None:
     assert "hold" in call.group.told
 
 
-def test_errors_of_streams_wait_for_the_cause(call: Call) -> None:
-    """Both streams end with the one error, after the items that came before it."""
-    for rank, task in enumerate(call.tasks):
-        call.say(rank, Frame(Kind.STREAM, task.id))
-    call.collective.wait()
-    streams = [task.value() for task in call.tasks]
-    call.say(0, error(call.tasks[0], EOFError("the end")))
-    call.say(1, error(call.tasks[1], ValueError("row 7")))
-    for stream in streams:
-        with pytest.raises(ValueError, match="row 7"):
-            next(stream)
-
-
 def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names who returned and where the others wait."""
     monkeypatch.setattr(module, "STUCK_S", 0.2)
@@ -156,18 +143,3 @@ def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch
     assert (failure.returned, failure.waiting) == ((0,), (1,))
     assert "rank 0 (node 0) returned while the other ranks waited" in str(failure)
     assert "line 88, in train" in str(failure)
-
-
-def test_a_rank_that_works_on_after_others_returned_is_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uneven work is no hang."""
-    monkeypatch.setattr(module, "STUCK_S", 0.2)
-    monkeypatch.setattr(module, "PROBE_S", 0.05)
-    call = Call(make(workers=2))
-    call.say(0, result(call.tasks[0]))
-    for step in range(15):
-        call.answer(1, cpu_s=float(step))
-        time.sleep(0.05)
-    assert call.collective.error is None
-    call.say(1, result(call.tasks[1], "late"))
-    call.collective.wait()
-    assert call.tasks[1].value() == "late"

@@ -35,18 +35,6 @@ def test_lines_of_nodes_and_streams_are_never_mixed(printed: Printed) -> None:
     assert tuple(printed.read()) == ("[1] whole\n[0] half a line\n[0] rest\n", "[0] error\n")
 
 
-def test_a_line_of_one_call_is_not_continued_by_another(printed: Printed) -> None:
-    """What a call leaves unfinished is a line when the call has ended."""
-    printer = Printer(quiet=False)
-    printer.put("0", "one ", error=False, call=1)
-    printer.put("0", "two\n", error=False, call=2)
-    printer.put("0", "half", error=False, call=1)
-    printer.end("0", error=False, call=1)
-    printer.drain()
-    assert printed.read().out == "[0] two\n[0] one half\n"
-    printer.stop()
-
-
 def test_progress_is_told_every_few_seconds(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line each time, if anything has changed."""
     monkeypatch.setattr(console, "EVERY_S", 0.0)

@@ -237,20 +237,6 @@ def test_calls_of_one_operator_compare_a_function_once(program: dict[str, Any]) 
     assert functions.once()(program["f"]) is not first
 
 
-def test_a_module_imported_later_is_sent_along(program: dict[str, Any], local: Path) -> None:
-    """Arguments may be of its classes. The function itself is not loaded again for it."""
-    functions = Functions()
-    exec("def g(x): return x", program)
-    first = functions.get(program["g"])
-    (local / "shapes_of_mine.py").write_text("class Circle: pass\n")
-
-    exec("from shapes_of_mine import Circle", program)
-    second = functions.get(program["g"])
-
-    assert second.number == first.number
-    assert [path for path, _ in second.files()] == ["shapes_of_mine.py"]
-
-
 # modules -------------------------------------------------------------------------------------------------------------
 
 
@@ -315,17 +301,3 @@ def test_a_module_that_the_program_has_not_imported_is_compared_by_its_file(loca
 
     assert first.number != second.number
     assert dict(second.files())["late_of_mine.py"] == b"VALUE = 22\n"
-
-
-def test_the_modules_of_a_series_are_compared_too(local: Path) -> None:
-    """The function of a series is ours; what it is given stands in the user's modules."""
-    written(local, "series_of_mine", "VALUE = 1\n")
-    importlib.import_module("series_of_mine")
-    functions, modules = Functions(), frozenset({"series_of_mine"})
-    first = functions.of_series(len, "f", modules)
-    assert functions.of_series(len, "f", modules) is first
-
-    written(local, "series_of_mine", "VALUE = 22\n")
-    reload("series_of_mine")
-
-    assert dict(functions.of_series(len, "f", modules).files())["series_of_mine.py"] == b"VALUE = 22\n"

@@ -209,17 +209,3 @@ def _zeroed(layer: torch.nn.Module) -> None:
 )
 def test_values_that_are_alike_are_one_item(make: Any) -> None:
     assert _digest(make()) == _digest(make())
-
-
-def test_what_cannot_be_sent_has_no_identity() -> None:
-    """The error names the item, or the function."""
-    with pytest.raises(SerializationError, match=r"The argument <unlocked .*> of f\(\) cannot be told from others"):
-        _digest(threading.Lock())
-
-    lock = threading.Lock()
-    with pytest.raises(SerializationError, match=r"The code of .*guarded\(\) cannot be told from other versions"):
-
-        def guarded() -> bool:
-            return lock.locked()
-
-        code_digest(guarded)

@@ -47,7 +47,3 @@ def test_what_is_no_call_is_refused() -> None:
     """With an example."""
     with pytest.raises(sky.errors.ConfigError, match=r"takes one call, as in sky.debug\(train\(10\)\)"):
         sky.debug(cast(Any, divide))
-
-
-def iter_of(count: int) -> Iterator[int]:
-    yield from range(count)

@@ -62,11 +62,3 @@ def test_a_handler_that_fails_loses_its_record_only(handle: Callable[[Any], None
         records.put({**FIELDS, "text": str(n)}, node=0, rank=0, call=None)
     callbacks.drain(30)
     assert taken == ["0", "2"]
-
-
-def test_the_level_is_that_of_the_clients_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
-    logging.getLogger("skyward.output").manager._clear_cache()  # type: ignore[attr-defined]
-    assert log_level() == logging.INFO
-    monkeypatch.setattr(logging.getLogger("skyward.output"), "level", logging.DEBUG)
-    assert log_level() == logging.DEBUG

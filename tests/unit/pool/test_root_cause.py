@@ -64,17 +64,6 @@ def test_errors_of_the_function_are_its_own(name: str) -> None:
     assert raised(RAISED[name]).blame == Blame.RAISED
 
 
-@pytest.mark.parametrize(
-    "type_name",
-    ["torch.distributed.DistStoreError", "torch._C._distributed_c10d.DistNetworkError", "tensorflow.UnavailableError"],
-)
-def test_types_that_only_peers_raise_are_known_without_their_package(type_name: str) -> None:
-    """The client needs no torch to tell: it reads the record, not the exception."""
-    record = Record(type_name, "says something", "Traceback", True)
-    head = RESULT_HEAD.pack(0.0) + pickle.dumps(tuple(record))
-    assert Failure.of(0, 1.0, task(), Frame(Kind.ERROR, 1, head)).blame == Blame.NOTICED
-
-
 def test_an_error_around_what_a_peer_noticed_is_no_cause_either() -> None:
     """A user who wraps the framework's error in one of their own has not become the root cause."""
 

@@ -36,23 +36,11 @@ def test_memory_has_the_bytes_that_its_unit_says(memory: str | float, count: int
     assert int(gib * 1024**3) == count
 
 
-def test_a_plain_number_of_memory_is_in_gb() -> None:
-    """As in text without a unit."""
-    assert memory_of("3") == memory_of("3GB") == memory_of(3)
-
-
 @pytest.mark.parametrize("memory", ["1KB", "many", "0GB", -1])
 def test_other_amounts_are_refused(memory: str | float) -> None:
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match="memory"):
         memory_of(memory)
-
-
-def test_a_pool_cannot_be_sent() -> None:
-    """A function that refers to its pool is refused with a sentence."""
-    pool = sky.ComputePool(sky.Local())
-    with pytest.raises(SerializationError, match="A pool exists in the client only"):
-        payload.dumps_function(lambda: pool)
 
 
 @pytest.mark.parametrize("provider", [sky.Local(), sky.Docker()])

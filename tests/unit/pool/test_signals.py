@@ -39,12 +39,6 @@ def test_it_comes_when_the_piece_is_done(uninterrupted: Guard) -> None:
         reached.append("nothing is pending any more")
 
 
-def test_outside_it_comes_at_once(uninterrupted: Guard) -> None:
-    """As if nobody had taken the signal over."""
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_the_programs_own_handler_is_respected_and_given_back() -> None:
     """A program may do something else on Ctrl-C; with several pools open the last gives the signal back."""
     uninterrupted = Guard()
@@ -64,15 +58,6 @@ def test_the_programs_own_handler_is_respected_and_given_back() -> None:
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_other_threads_are_none_of_its_business() -> None:
-    """Only the main thread gets signals; a pool opened elsewhere leaves them alone."""
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=Guard().install)
-    thread.start()
-    thread.join(60)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 SIGNALLED_AT_ONCE = """

@@ -28,19 +28,6 @@ def test_the_users_innermost_lines_and_the_call_they_wait_in_are_excerpt() -> No
     assert text.splitlines()[-1] == "    work.wait()"
 
 
-def test_modules_from_the_client_have_the_path_they_have_there() -> None:
-    """Not that of the directory a node keeps them in."""
-    place = StackFrame(f"/tmp/skyward-1/0/srv/{CODE_DIR}/lab/train.py", 3, "train", "step()")
-    assert str(place).splitlines()[0] == '  File "lab/train.py", line 3, in train'
-
-
-def test_code_sent_by_value_is_shown_from_the_file_here(tmp_path: Path) -> None:
-    """A node has no file of `__main__`; the client has."""
-    path = tmp_path / "program.py"
-    path.write_text("def f():\n    wait_here()\n")
-    assert str(StackFrame(str(path), 2, "f", "")).endswith("    wait_here()")
-
-
 def test_what_faulthandler_writes_is_read() -> None:
     """It writes the innermost frame first and no source."""
     dump = 'Stack (most recent call first):\n  File "/a.py", line 2 in inner\n  File "/b.py", line 8 in outer\n'

@@ -29,29 +29,6 @@ def task(number: int = 1, *, timeout: float | None = None) -> Task:
     return Task(number, FUNCTION, b"arguments", (b"buffer",), timeout, 0)
 
 
-def test_of_two_outcomes_the_first_counts() -> None:
-    """A result and a cancellation may come at the same time; whoever waits hears of one."""
-    for _ in range(200):
-        told: list[Task] = []
-        one = task()
-        one.on_done(told.append)
-        gate = threading.Barrier(2)
-
-        def finish(one: Task = one, gate: threading.Barrier = gate) -> None:
-            gate.wait()
-            one.resolve(result(one, "value"))
-
-        def cancel(one: Task = one, gate: threading.Barrier = gate) -> None:
-            gate.wait()
-            one.resolve(error=TaskCancelledError("cancelled"))
-
-        with ThreadPoolExecutor(2) as threads:
-            for attempt in [threads.submit(finish), threads.submit(cancel)]:
-                attempt.result()
-        assert told == [one]
-        assert (one.frame is None) != (one.error is None)
-
-
 def test_a_result_that_cannot_be_loaded_here_says_whose_it_is() -> None:
     """Such as one of a class whose module only the node has."""
     one = task()

@@ -28,10 +28,3 @@ def test_a_pool_that_cannot_start_threads_says_what_to_do(
     with pytest.raises(PoolError, match=r"No more threads can be started .*ulimit -u.*fewer nodes"):
         pool.open()
     assert not any(about["pool"] == pool.id for about in sky.Local().find())
-
-
-def test_other_errors_stay_what_they_are() -> None:
-    """Also those that name threads."""
-    for error in (ValueError("can't start new thread"), RuntimeError("no thread")):
-        found: Any = explained(error)
-        assert found is error
