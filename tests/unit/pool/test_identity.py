@@ -9,7 +9,6 @@ import functools
 import json
 import subprocess
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyward._pool.code.identity import Arguments, code_digest
-from skyward.errors import SerializationError
+from skyward._pool.code.identity import Arguments
 from tests.conftest import ROOT
 
 PROGRAM = """

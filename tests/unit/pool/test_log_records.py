@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward._pool.background import Callbacks
-from skyward._pool.nodes.worker_client import LogRecords, log_level, takes_records
+from skyward._pool.nodes.worker_client import LogRecords, takes_records
 
 FIELDS = {"name": "train", "level": 30, "path": "/a.py", "lineno": 3, "function": "f", "t": 1e9 + 0.25, "trace": ""}
 

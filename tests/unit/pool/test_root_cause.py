@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from skyward._pool.collective.diagnosis import (
@@ -13,9 +11,6 @@ from skyward._pool.collective.diagnosis import (
 )
 from skyward._pool.task import Task
 from skyward.errors import PluginError, PoolClosedError, TaskTimeoutError, WorkerLostError
-from skyward.wire.exceptions import Record
-from skyward.wire.frames import Frame
-from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.fakes import FUNCTION, error
 
 GLOO = (

@@ -9,9 +9,8 @@ import pytest
 
 import skyward as sky
 from skyward._pool.config import memory_of
-from skyward.errors import ConfigError, SerializationError
+from skyward.errors import ConfigError
 from skyward.providers import Provider
-from skyward.wire import payload
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from skyward._pool.collective.diagnosis import (
     StackFrame,
     excerpt,
@@ -11,7 +9,6 @@ from skyward._pool.collective.diagnosis import (
     of_dump,
     of_record,
 )
-from skyward.model.instance import CODE_DIR
 from skyward.wire.exceptions import Record
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

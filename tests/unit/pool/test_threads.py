@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
 import skyward as sky
-from skyward.errors import PoolError, explained
+from skyward.errors import PoolError
 
 
 @pytest.mark.parametrize("names", [("skyward-clock",), ("skyward-heartbeat",), ("skyward-node", "skyward-stop")])
