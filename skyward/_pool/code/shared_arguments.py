@@ -20,7 +20,6 @@ from skyward.wire.messages import Kind
 
 if TYPE_CHECKING:
     from skyward._pool.code.functions import Function, Functions
-    from skyward._pool.task import Task
 
 BUDGET = 512 * 1024 * 1024  # limit in bytes for unused values that are kept here, and in each worker
 SHARED_FROM = 64 * 1024  # bytes; smaller values are cheaper inside the call than as a separate message
@@ -190,8 +189,13 @@ class SharedValueIndex:
         self._budget = budget
         self._held: OrderedDict[bytes, int] = OrderedDict()  # size by digest, least recently used first
 
-    def messages(self, values: Iterable[SharedValue], outstanding: Iterable[Task]) -> Iterator[Frame]:
-        """Yield the messages to send the worker before a call that needs these values and is one of `outstanding`."""
+    def messages(self, values: Iterable[SharedValue], outstanding: Iterable[Sequence[SharedValue]]) -> Iterator[Frame]:
+        """Yield the messages to send the worker before a call that needs these values.
+
+        Args:
+            values: those of the call.
+            outstanding: those of each outstanding call, this one included.
+        """
         for value in values:
             if value.digest not in self._held:
                 self._held[value.digest] = value.nbytes
@@ -200,7 +204,7 @@ class SharedValueIndex:
         excess = sum(self._held.values()) - self._budget
         if excess <= 0:
             return
-        needed = {value.digest for task in outstanding for value in task.shared}
+        needed = {value.digest for call in outstanding for value in call}
         for digest in [digest for digest in self._held if digest not in needed]:
             if excess <= 0:
                 return

@@ -24,7 +24,7 @@ from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit
-from skyward.system import threading
+from skyward.system import SimpleQueue, threading
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import NO_CALL, STDERR, Kind, decode, encode
@@ -36,7 +36,6 @@ MAX_PREFETCH = 64  # calls a worker holds beyond the running ones, when they are
 _TAIL_LINES = 20
 _TAIL_CHARS = 64 * 1024  # limit per message, since only the last lines are kept for errors
 LOGGER = "skyward.output"
-_MOST = 10_000  # records that wait for slow handlers; further ones are dropped and counted
 
 
 class Fate(Enum):
@@ -119,7 +118,8 @@ class WorkerClient:
         if self._functions.get(function.number) is not function:
             self._post_function(function)
         if task.shared:
-            self.connection.enqueue(*self.shared.messages(task.shared, self.outstanding.values()))
+            outstanding = (each.shared for each in self.outstanding.values())
+            self.connection.enqueue(*self.shared.messages(task.shared, outstanding))
         self.connection.enqueue(task.call_frame())
 
     def post_frame(self, frame: Frame) -> None:
@@ -333,40 +333,32 @@ class LogRecords:
 
     def __init__(self, callbacks: Callbacks) -> None:
         self._callbacks = callbacks
-        self._lock = threading.Lock()
-        self._waiting: deque[logging.LogRecord] = deque()
-        self._left_out = 0
-        self._delivering = False
+        self._waiting: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        self._delivering = threading.Lock()
 
     def put(self, fields: Mapping[str, Any], **place: int | None) -> None:
         """Queue a record from its fields (see `runner.process`), adding `node`, `rank` and `call` as attributes."""
-        record = _record(fields, place)
-        with self._lock:
-            if len(self._waiting) >= _MOST:
-                self._left_out += 1
-                return
-            self._waiting.append(record)
-            if self._delivering:
-                return
-            self._delivering = True
-        self._callbacks.submit("a handler of the logger skyward.output", self._deliver)
+        self._waiting.put(_record(fields, place))
+        if not self._delivering.locked():
+            self._callbacks.submit("a handler of the logger skyward.output", self._deliver)
 
     def _deliver(self) -> None:
-        logger = logging.getLogger(LOGGER)
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._delivering = False
-                    return
-                record = self._waiting.popleft()
-                left_out, self._left_out = self._left_out, 0
-            if left_out:
-                logger.warning("%d records of nodes were left out: handlers are too slow for them", left_out)
-            if logger.isEnabledFor(record.levelno):
-                try:
-                    logger.handle(record)
-                except Exception:  # an error of a handler loses only this record
-                    logging.getLogger(__name__).exception("A handler of the logger %s failed.", LOGGER)
+        # looks again after each release, since `put` leaves a record to whoever holds the lock
+        while not self._waiting.empty() and self._delivering.acquire(blocking=False):
+            try:
+                while not self._waiting.empty():
+                    _handle(self._waiting.get())
+            finally:
+                self._delivering.release()
+
+
+def _handle(record: logging.LogRecord) -> None:
+    logger = logging.getLogger(LOGGER)
+    if logger.isEnabledFor(record.levelno):
+        try:
+            logger.handle(record)
+        except Exception:  # an error of a handler loses only this record
+            logging.getLogger(__name__).exception("A handler of the logger %s failed.", LOGGER)
 
 
 def _record(fields: Mapping[str, Any], place: Mapping[str, int | None]) -> logging.LogRecord:
