@@ -16,7 +16,6 @@ from scripts.engine.place import Place, here
 
 # The script as people call it: by a plain interpreter.
 SCRIPT = [sys.executable, "-m", "scripts.engine"]
-IMPORTS = "import ssl, sqlite3, ctypes, asyncio, zlib, lzma, bz2, sys; print(sys.executable, sys.version_info[:2])"
 
 
 @pytest.fixture(scope="module")
@@ -86,39 +85,6 @@ def test_the_env_file_tells_the_truth(left: dict[str, str]) -> None:
         assert registry.answers(left["SKYWARD_REGISTRY"])
     for mirror in json.loads(left.get("SKYWARD_INDEXES", "{}")).values():
         assert "://" in mirror or Path(mirror).is_dir()
-
-
-def test_a_shell_can_source_the_env_file(left: dict[str, str]) -> None:
-    """Every variable reaches a child process of a shell that sourced the file."""
-    out = subprocess.run(
-        ["sh", "-c", '. "$1"; exec "$2" -c "import json, os; print(json.dumps(dict(os.environ)))"', "sh"]
-        + [str(here().env), sys.executable],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert json.loads(out).items() >= left.items()
-
-
-def test_the_base_has_a_whole_python(left: dict[str, str]) -> None:
-    """`python` is the venv's, of the client's minor version, with the standard library's C parts."""
-    out = docker(left, "run", "--rm", "--network=host", left["SKYWARD_BASE"], "python", "-c", IMPORTS)
-    assert out.strip() == f"/opt/venv/bin/python {sys.version_info[:2]}"
-
-
-def test_builds_can_use_apt_and_pip_of_the_base(left: dict[str, str], tmp_path: Path) -> None:
-    """Inside a build apt reads the machine's sources and installs, and the venv has pip."""
-    lines = [
-        f"FROM {left['SKYWARD_BASE']}",
-        "RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends hello && hello",
-        "RUN pip --version && python -c 'import pip; assert pip.__file__.startswith(\"/opt/venv/\")'",
-    ]
-    (tmp_path / "Dockerfile").write_text("\n".join(lines))
-    argv = [left["SKYWARD_DOCKER_CLI"], "build", "--no-cache", "--network=host", "--iidfile", str(tmp_path / "id")]
-    env = {**os.environ, "DOCKER_HOST": left["DOCKER_HOST"], "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    built = subprocess.run([*argv, str(tmp_path)], env=env, capture_output=True, text=True, timeout=250, check=False)
-    assert built.returncode == 0, built.stderr
-    docker(left, "rmi", (tmp_path / "id").read_text())
 
 
 def test_a_reachable_engine_is_used_as_it_is(left: dict[str, str], copy: Place) -> None:
