@@ -5,19 +5,14 @@ Each is imported only when it is requested by name.
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from skyward.errors import SkywardError, UnknownNameError
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +32,10 @@ class Extensions:
     group: str
     built_in: Mapping[str, str]
     error: type[SkywardError]
-    _reported: set[EntryPoint] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def names(self) -> list[str]:
-        """Return the names of all usable extensions, sorted. Broken entry points are logged once and left out."""
-        return sorted(name for name, offers in self._offers().items() if any(map(self._is_usable, offers)))
+        """Return the names of all extensions, sorted."""
+        return sorted(self._offers())
 
     def load(self, name: str) -> Callable[..., Any]:
         """Return the function or class of that name.
@@ -77,37 +71,12 @@ class Extensions:
             offers[offer.name].append(offer)
         return offers
 
-    def _is_usable(self, offer: EntryPoint) -> bool:
-        """Return whether an entry point looks usable, as far as can be determined without importing it."""
-        written = f"sky.{self.group.rpartition('.')[2]}.{offer.name}"
-        if offer.name in vars(sys.modules[self.group]) or _is_importable(f"{self.group}.{offer.name}"):
-            reason = f"{written} is part of skyward itself"
-        elif not offer.name.isidentifier() or offer.name.startswith("_"):
-            reason = f"{offer.name!r} cannot be written as {written}"
-        elif not EntryPoint.pattern.fullmatch(offer.value):
-            reason = f"{offer.value!r} is not of the form module:function"
-        elif not _is_importable(offer.module.partition(".")[0]):
-            reason = f"there is no module {offer.module.partition('.')[0]!r}"
-        else:
-            return True
-        if offer not in self._reported:
-            self._reported.add(offer)
-            _log.warning("%s %r of %s is left out: %s.", self.kind.capitalize(), offer.name, _source(offer), reason)
-        return False
-
     def _unknown(self, name: str) -> str:
         known = self.names()
         close = get_close_matches(name, known, n=3)
         hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
         listed = f"Known {self.kind}s: {', '.join(known)}." if known else f"No {self.kind} is installed."
         return f"There is no {self.kind} {name!r}. {hint}{listed}"
-
-
-def _is_importable(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # a module in sys.modules without a spec
-        return package in sys.modules
 
 
 def _source(offer: EntryPoint) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
-from skyward.model.spec import Accelerator, Volume, Worker, fits, volumes_of
+from skyward.model.spec import Volume, Worker, fits, volumes_of
 
 
 @pytest.mark.parametrize(
@@ -26,18 +26,6 @@ def test_the_shape_of_a_node(worker: Worker, ranks: int, processes: int, slots: 
     on_node = worker.on(None)
 
     assert (on_node.ranks, on_node.processes, on_node.slots) == (ranks, processes, slots)
-
-
-def test_one_rank_per_gpu() -> None:
-    """As many as the accelerator has devices on a node."""
-    assert Worker(per_node="gpu").on(Accelerator.of("A100:4")).ranks == 4
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", "cpu", None, True])
-def test_ranks_are_a_whole_number_or_gpu(wrong: Any) -> None:
-    """Anything else is refused with what was found."""
-    with pytest.raises(ConfigError, match="per_node is the number of ranks"):
-        Worker(per_node=wrong)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import ssl
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
 
 import skyward as sky
-from skyward.errors import PluginError, PoolError
+from skyward.errors import PluginError
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
@@ -62,67 +58,6 @@ def test_each_pool_has_a_certificate_of_its_own() -> None:
     for text in (repr(plugin), repr(first), repr(first._settings)):
         assert key not in text
         assert "PRIVATE" not in text
-
-
-def test_no_certificate_is_made_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that makes a pool when it is imported is imported there, too."""
-    monkeypatch.setenv("COMPUTE_POOL", "{}")
-    assert secrets_of(sky.ComputePool(sky.Local(), plugins=[sky.plugins.dask()])) == {}
-
-
-def test_a_pool_without_the_plugin_has_no_client() -> None:
-    """The error says what to list."""
-    with pytest.raises(PoolError, match=r"plugins=\[sky\.plugins\.dask\(\)\]"):
-        _ = sky.ComputePool(sky.Local()).dask
-
-
-# the scheduler's process ---------------------------------------------------------------------------------------------
-
-
-def start_scheduler(port: int) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    identity = secrets_of(sky.ComputePool(sky.Local(), plugins=[sky.plugins.dask()]))[IDENTITY]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "skyward.plugins._dask"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    )
-    assert process.stdin
-    process.stdin.write(json.dumps({"host": "127.0.0.1", "port": port, "identity": identity}) + "\n")
-    process.stdin.flush()
-    return process, json.loads(identity)
-
-
-def test_the_scheduler_answers_nobody_without_the_certificate_and_ends_with_its_parent() -> None:
-    """Neither without TLS nor with another pool's; nothing of the key is on its command line or in its environment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    process, identity = start_scheduler(port)
-    assert process.stdin and process.stdout
-    try:
-        assert process.stdout.readline() == "ready\n"
-        for name in ("cmdline", "environ"):
-            with open(f"/proc/{process.pid}/{name}", "rb") as file:
-                assert identity["key"].splitlines()[1].encode() not in file.read()
-        with socket.create_connection(("127.0.0.1", port)) as plain:
-            plain.sendall(b"x" * 64)
-            plain.settimeout(10)
-            assert read_to_end(plain) == b""
-        context = ssl.create_default_context(cadata=identity["certificate"])
-        context.check_hostname = False
-        with (
-            socket.create_connection(("127.0.0.1", port), 10) as sock,
-            pytest.raises(OSError, match=r"certificate required|CERTIFICATE_REQUIRED|reset"),
-            context.wrap_socket(sock) as stranger,
-        ):
-            stranger.recv(1)
-        process.stdin.close()
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def read_to_end(sock: socket.socket) -> bytes:

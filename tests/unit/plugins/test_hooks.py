@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -72,22 +71,6 @@ def test_a_plugin_may_take_nothing_away(cluster: Cluster, transform: Callable[..
     user = Image(pip=["numpy"], apt=["git"], pip_indexes=[PipIndex("https://example.org/a", ["x"])])
     with pytest.raises(PluginError, match=f"'thief': its transform hook took {gone}.*adds to what is there"):
         transform_all(user, [Plugin.create("thief").with_image_transform(transform)], cluster)
-
-
-def test_only_what_runs_on_nodes_is_sent(cluster: Cluster) -> None:
-    """Client hooks, which may hold anything, stay; what is sent can be unpickled."""
-    lock = threading.Lock()
-    plugin = (
-        Plugin.create("p")
-        .with_image_transform(lambda image, _: (lock, image)[1])
-        .with_around_client(lambda *_: lock)
-        .with_decorator(lambda fn: fn)
-        .with_bootstrap(lambda cluster: (f"echo {cluster.spec.nodes}", [["true"], print]))
-    )
-    setup = pickle.loads(cloudpickle.dumps(node_setup([plugin], cluster)))
-    assert [step.op for step in setup.steps] == ["echo 2", "true", print]
-    assert str(setup.steps[1]) == "Plugin 'p': bootstrap step 2 of 3, 'true',"
-    assert repr(setup.plugins) == "(<plugin p: decorate>,)"
 
 
 @pytest.mark.parametrize(
@@ -208,45 +191,8 @@ def test_the_first_plugin_decorates_outermost(cluster: Cluster, place: InstanceI
     assert session.decorate(lambda x: f"body {x}")(3) == "first(second(body 3))"
 
 
-@pytest.mark.parametrize(
-    ("decorate", "reason"),
-    [
-        (lambda _: None, "must return a function; it returned NoneType"),
-        (lambda fn: fn.missing, "failed: AttributeError"),
-        (lambda _: sys.exit(3), "failed: SystemExit: 3"),
-    ],
-    ids=["no return", "raises", "exits"],
-)
-def test_a_bad_decorate_hook_names_its_plugin(
-    cluster: Cluster, place: InstanceInfo, decorate: Any, reason: str
-) -> None:
-    """An error of the called function itself passes through untouched; this is the hook's own."""
-    session = node_setup([Plugin.create("bad").with_decorator(decorate)], cluster)(place)
-    with pytest.raises(PluginError, match=f"'bad': its decorate hook {reason}"):
-        session.decorate(print)
-
-
 def booting(*ops: Any, name: str = "boot") -> Plugin:
     return Plugin.create(name).with_bootstrap(lambda _: ops)
-
-
-def test_bootstraps_run_in_order_before_the_hooks(cluster: Cluster, place: InstanceInfo, run_dir: Path) -> None:
-    """All plugins' steps in list order, commands and functions alike; then the workers' contexts."""
-    trace = run_dir / "trace"
-
-    def note(text: str) -> None:
-        with trace.open("a") as file:
-            file.write(text)
-
-    @contextmanager
-    def around(_: InstanceInfo) -> Iterator[None]:
-        note("app ")
-        yield
-
-    first = booting(f"printf 'one ' >> {trace}", lambda: note("two ")).with_around_app(around)
-    second = booting([f"printf 'three ' >> {trace}"], name="second")
-    node_setup([first, second], cluster)(place)
-    assert trace.read_text() == "one two three app "
 
 
 WORKER = """
@@ -306,19 +252,3 @@ def test_a_failing_command_shows_step_status_and_last_output(
     first, *lines = str(caught.value).splitlines()
     assert first == "Plugin 'boot': bootstrap step 2 of 2, 'seq 30', ended with status 1. Its last output:"
     assert lines == [*map(str, range(12, 31)), "broken"]
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(3)], ids=["error", "exit"])
-def test_a_failing_function_names_its_step(
-    cluster: Cluster, place: InstanceInfo, run_dir: Path, error: BaseException
-) -> None:
-    """A function that ends the process, as command-line tools do, fails the step and not the worker."""
-
-    def log_in() -> None:
-        raise error
-
-    with pytest.raises(
-        PluginError, match=rf"bootstrap step 1 of 1, log_in\(\), failed: {type(error).__name__}"
-    ) as caught:
-        node_setup([booting(log_in)], cluster)(place)
-    assert caught.value.__cause__ is error

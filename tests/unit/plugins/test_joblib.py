@@ -12,7 +12,7 @@ import joblib
 import pytest
 
 import skyward as sky
-from skyward.errors import NoActivePoolError, PluginError
+from skyward.errors import PluginError
 from skyward.integrations import JoblibPool, ScikitLearnPool
 from skyward.model.image import Image
 from skyward.model.instance import SETTINGS_VAR, InstanceInfo, Peer
@@ -60,13 +60,6 @@ def test_pools_bring_the_plugin_and_take_what_a_pool_takes() -> None:
     assert pool._image().apt == ("git",)
 
 
-def test_pools_run_calls_in_processes_unless_told_otherwise() -> None:
-    """Pure Python holds the interpreter's lock: threads would not run it side by side."""
-    assert JoblibPool(sky.Local(), concurrency=3)._settings.worker.processes == 3
-    threads = sky.Worker(concurrency=3, executor="thread")
-    assert JoblibPool(sky.Local(), worker=threads)._settings.worker == threads
-
-
 def test_joblib_is_needed_on_this_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is missing the pool says so; the hook is told of no other import that fails."""
     plugin = sky.plugins.joblib()
@@ -77,14 +70,6 @@ def test_joblib_is_needed_on_this_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(PluginError, match="joblib is needed"), plugin.around_client(None, Cluster(spec=ClusterSpec())):
         pass
-
-
-def test_the_backend_by_name_needs_an_open_pool() -> None:
-    """`Parallel(backend="skyward")` means the innermost pool; without one it never runs here instead."""
-    import skyward.plugins._joblib_backend  # noqa: F401 - registers the name
-
-    with pytest.raises(NoActivePoolError, match="none is open"):
-        joblib.Parallel(backend="skyward")
 
 
 # on the node ---------------------------------------------------------------------------------------------------------

@@ -144,18 +144,6 @@ def test_many_small_calls_travel_together(make: Callable[[int], FakePool]) -> No
     assert pool.names == {"abs"}
 
 
-def test_what_cannot_be_sent_is_raised(make: Callable[[int], FakePool]) -> None:
-    """Also when it comes late, in the thread that hands results over; nobody waits for ever."""
-    pool = make(2)
-
-    def calls() -> Iterator[Any]:
-        for number in range(40):
-            yield delayed(id)(threading.Lock() if number == 39 else number)
-
-    with on(pool), pytest.raises(Exception, match="cannot be pickled"):
-        Parallel(batch_size=1)(calls())
-
-
 def test_a_closed_pool_is_an_error(make: Callable[[int], FakePool]) -> None:
     """Work is never done here in its stead."""
     pool = make(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import permutations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,7 @@ from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _keras, transform_all
-from skyward.plugins.hooks import Session
-from skyward.runtime.environment import declared_env, is_collective
+from skyward.runtime.environment import is_collective
 
 CPU = Cluster(spec=ClusterSpec(nodes=2))
 GPU = Cluster(spec=ClusterSpec(accelerator=Accelerator("A100")))
@@ -70,15 +68,6 @@ def test_a_backend_that_is_there_is_left_alone(there: str) -> None:
     assert set(image.pip) == {there, "keras"}
 
 
-@pytest.mark.parametrize("cluster", [CPU, GPU])
-def test_the_order_of_the_plugins_does_not_matter(cluster: Cluster) -> None:
-    """keras() before jax() and after it give the same image."""
-    plugins = (sky.plugins.keras(backend="jax"), sky.plugins.jax())
-    first, second = [transform_all(sky.Image(), order, cluster) for order in permutations(plugins)]
-
-    assert first == second
-
-
 def test_an_image_for_another_backend_is_refused() -> None:
     """An image whose environment names another backend is not changed in silence."""
     image = sky.Image(env={"KERAS_BACKEND": "torch"})
@@ -105,30 +94,6 @@ def test_wrong_settings_are_refused(make: Any, given: dict[str, Any], message: s
     """Plugin and decorator fail where they are written, not on a node."""
     with pytest.raises(ConfigError, match=message):
         make(**given)
-
-
-def test_a_worker_with_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another plugin that has loaded Keras with another backend is found out."""
-    load_keras(monkeypatch, "torch")
-
-    with pytest.raises(PluginError, match="backend 'jax', but keras is loaded with KERAS_BACKEND=torch"):
-        Session((sky.plugins.keras(backend="jax"),), ALONE)
-
-
-# the decorator -----------------------------------------------------------------------------------------------------
-
-
-def test_its_forms() -> None:
-    """Bare and called, below `compute` and above it: the function asks for the backend each time."""
-    bare = sky.integrations.keras(function)
-    called = sky.integrations.keras()(function)
-    named = sky.integrations.keras("torch", seed=1)(function)
-    below = sky.compute(sky.integrations.keras(backend="jax")(function))
-    above = sky.integrations.keras(backend="jax")(sky.compute(function, timeout=3))
-
-    asked = [declared_env(fn) for fn in (bare, called, named, below.fn, above.fn)]
-    assert [env["KERAS_BACKEND"] for env in asked] == ["jax", "jax", "torch", "jax", "jax"]
-    assert above.timeout == 3
 
 
 def test_it_is_collective_where_ranks_form_a_group() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import types
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,29 +49,6 @@ def test_another_ray_or_python_is_refused() -> None:
         add(Image(), python="3.99")
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_program_that_uses_ray_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has called `ray.init()`, or a token of its own is set."""
-    connected = types.ModuleType("ray")
-    connected.is_initialized = lambda: True  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", connected)
-    with pytest.raises(PluginError, match=r"leave ray\.init\(\) out"):
-        add(Image())
-    monkeypatch.delitem(sys.modules, "ray")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(
-        PluginError, match=r"RAY_AUTH_MODE=token is set here.* A ray\.init\(\) that made a cluster here"
-    ):
-        add(Image())
-
-
-def test_without_ray_the_plugin_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
-    monkeypatch.setattr(_ray, "find_spec", lambda _name: None)
-    with pytest.raises(PluginError, match=r"pip install 'skyward\[ray\]'"):
-        sky.plugins.ray()
-
-
 def test_the_command_of_the_head() -> None:
     """It listens on the port that the pool has claimed; the dashboard on loopback alone."""
     words = command(place(0, "10.0.0.4", "10.0.0.5"), Ports(client=7, dashboard=8), HERE)
@@ -88,19 +64,6 @@ def test_the_command_of_the_head() -> None:
         f"--temp-dir={HERE}",
     ):
         assert word in words
-
-
-def test_the_command_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It joins the head. Nodes that share a machine share its processors; else Ray counts them itself."""
-    monkeypatch.setattr(_ray, "cpus", lambda nodes: 8 // nodes)
-    shared = command(place(1, "127.0.0.1", "127.0.0.1"), Ports(7, 8), HERE)
-    alone = command(place(1, "10.0.0.4", "10.0.0.5"), Ports(7, 8), HERE)
-
-    assert "--address=127.0.1.1:20000" in shared
-    assert "--num-cpus=4" in shared
-    assert "--head" not in shared
-    assert "--address=10.0.0.4:20000" in alone
-    assert not [word for word in alone if word.startswith("--num-cpus")]
 
 
 def test_a_ray_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +33,6 @@ value = 3
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a distribution that offers plugins: `install("name", {"module": source}, {"plugin": "module:attr"})`."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS))  # which has reported nothing
 
     def put(name: str, modules: dict[str, str], offers: dict[str, str]) -> None:
         for module, source in modules.items():
@@ -68,41 +66,6 @@ def test_an_unknown_name_offers_close_ones(install: Install) -> None:
     with pytest.raises(UnknownNameError, match=r"no plugin 'zzz'\. Known plugins"):
         skyward.plugins.zzz()
     assert not hasattr(skyward.plugins, "zzz")
-
-
-def test_a_package_that_cannot_be_imported_fails_only_when_asked_for(install: Install) -> None:
-    """The others work; asking by name gives the cause, the package and its version."""
-    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
-    install("sky-broken", {"broken_plugin": "import not_installed_anywhere"}, {"broken": "broken_plugin:make"})
-    assert skyward.plugins.good().name == "good 1"
-    with pytest.raises(
-        PluginError, match=r"'broken' of the package sky-broken 1\.0 \(broken_plugin:make\) cannot be loaded"
-    ) as caught:
-        skyward.plugins.broken()
-    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("lost", "no_such_module_here:make", "there is no module 'no_such_module_here'"),
-        ("garbled", "not an address", "is not of the form module:function"),
-        ("with-dash", "good_plugin:good", "cannot be written as sky.plugins.with-dash"),
-        ("base", "good_plugin:good", "sky.plugins.base is part of skyward itself"),
-    ],
-)
-def test_a_broken_offer_is_logged_once_and_not_listed(
-    install: Install, caplog: pytest.LogCaptureFixture, name: str, value: str, reason: str
-) -> None:
-    """What can be seen to be broken without importing it is left out, with one warning however often one looks."""
-    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
-    install("sky-bad", {}, {name: value})
-    with caplog.at_level(logging.WARNING):
-        assert "good" in registry.names()
-        assert name not in registry.names()
-    assert len(caplog.messages) == 1
-    assert reason in caplog.messages[0]
-    assert "sky-bad 1.0" in caplog.messages[0]
 
 
 def test_two_packages_cannot_share_a_name(install: Install) -> None:

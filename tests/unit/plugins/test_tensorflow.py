@@ -72,17 +72,6 @@ def test_the_package_for_the_nodes(accelerator: Any, platform: str, wanted: str)
     assert transform_all(sky.Image(), [sky.plugins.tensorflow()], Cluster(spec=spec)).pip == (wanted,)
 
 
-def test_every_node_is_listed_with_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster lists each node's address, in the order of the ranks; the task is this rank's."""
-    with described(monkeypatch, 0) as config:
-        own, other = config["cluster"]["worker"]
-
-        assert own.startswith("127.0.0.1:")
-        assert other == "127.0.0.2:4242"
-        assert config["task"] == {"type": "worker", "index": 0}
-    assert "TF_CONFIG" not in os.environ
-
-
 def test_the_port_is_held_for_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else gets the port; a socket that shares it, as TensorFlow's is told to, does."""
     with described(monkeypatch, 0) as config:
@@ -93,16 +82,3 @@ def test_the_port_is_held_for_tensorflow(monkeypatch: pytest.MonkeyPatch) -> Non
         assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
         with socket.create_server(("", port), reuse_port=True):
             socket.create_connection(("127.0.0.1", port), 5).close()
-
-
-def test_calls_on_one_rank_see_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strategy made in a call that one rank runs alone would wait for the others: it is shown none."""
-    with described(monkeypatch, 0):
-        seen = []
-        for everywhere in (True, False, True):
-            environment.begin_call(everywhere=everywhere)
-            cluster.before_call(place(0))
-            seen.append("TF_CONFIG" in os.environ)
-            environment.end_call()
-
-    assert seen == [True, False, True]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ConfigError, PluginError
+from skyward.errors import ConfigError
 from skyward.model.image import Image, PipIndex
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import transform_all
@@ -31,15 +31,6 @@ def image(*plugins: sky.Plugin, accelerator: Accelerator | str | None = None, be
 def test_cpu_pools_get_the_cpu_build() -> None:
     """Without an accelerator torch comes from the CPU index, and nothing else does; without numpy it would warn."""
     assert image(sky.plugins.torch()) == Image(pip=["numpy", "torch"], pip_indexes=[PipIndex(CPU, ["torch"])])
-
-
-@pytest.mark.parametrize("accelerator", ["A100", "A100:4", "a100", Accelerator("A100"), Accelerator("T4", count=2)])
-def test_cuda_pools_get_the_cuda_build(accelerator: Accelerator | str) -> None:
-    """By name or as an object, with a count or without."""
-    assert image(sky.plugins.torch(), accelerator=accelerator).pip_indexes == (
-        PipIndex("https://download.pytorch.org/whl/cu128", ["torch"]),
-    )
-    assert image(sky.plugins.torch(cuda="cu124"), accelerator=accelerator).pip_indexes[0].url.endswith("/whl/cu124")
 
 
 @pytest.mark.parametrize(
@@ -62,15 +53,6 @@ def test_cuda_pools_get_the_cuda_build(accelerator: Accelerator | str) -> None:
 def test_versions(version: str, requirement: str) -> None:
     """A bare version pins, a specifier passes through, with every operator there is."""
     assert image(sky.plugins.torch(version=version)).pip == ("numpy", requirement)
-
-
-def test_vision_and_audio_have_versions_of_their_own() -> None:
-    """Each is installed with its own value, from the same index; None leaves it out."""
-    made = image(sky.plugins.torch(version="2.3.0", vision="0.18.0", audio=">=2.3"), accelerator="A100")
-
-    assert made.pip == ("numpy", "torch==2.3.0", "torchaudio>=2.3", "torchvision==0.18.0")
-    assert made.pip_indexes[0].packages == ("torch", "torchaudio", "torchvision")
-    assert image(sky.plugins.torch(audio="latest")).pip == ("numpy", "torch", "torchaudio")
 
 
 def test_what_is_there_stays() -> None:
@@ -262,13 +244,6 @@ def test_nccl_without_a_gpu_is_an_error_that_says_so(run: Run) -> None:
 def test_ranks_that_share_a_gpu_use_gloo(gpus: list[str | None], backend: str) -> None:
     """NCCL refuses them with "invalid usage". A torch that does not tell which GPU it uses is taken to have its own."""
     assert suitable(gpus, None) == backend
-
-
-def test_nccl_for_ranks_that_share_a_gpu_is_an_error_that_says_so() -> None:
-    """It names them."""
-    assert suitable(["a", "b"], "nccl") == "nccl"
-    with pytest.raises(PluginError, match=r"a GPU for each rank, and the ranks 0, 2 share one\. Give each its own"):
-        suitable(["a", "b", "a"], "nccl")
 
 
 def test_each_rank_tells_the_others_which_gpu_it_has(run: Run) -> None:

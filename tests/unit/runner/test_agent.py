@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from skyward.errors import AuthenticationError
 from skyward.wire import handshake
 from skyward.wire.frames import dial
 from skyward.wire.messages import Kind
-from tests.unit.runner.node import PLACE, Pid, RunningNode, Start
+from tests.unit.runner.node import Pid, RunningNode, Start
 
 SOON_S = 15.0  # the agent's own bound is 0.2 s, a silenced agent would take 20 s
 HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
@@ -68,16 +66,6 @@ def test_silent_connections_keep_nobody_out_of_a_worker(node: RunningNode) -> No
         assert time.monotonic() - began < SOON_S
 
 
-def test_a_new_place_reaches_workers_that_are_started_later(node: RunningNode) -> None:
-    """Those that run are told by the client itself."""
-    client = node.client()
-    client.tell(Kind.PLACE, **json.loads(replace(PLACE, head_addr="10.9.9.9").to_json()))
-    client.tell(Kind.KILL, worker=0)
-    client.document(Kind.WORKER_UP)
-    node.do("import os, skyward; os.write(1, skyward.instance_info().head_addr.encode())", generation=1)
-    assert client.output(until="10.9.9.9")
-
-
 def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> None:
     """Work of the fresh worker is not lost to a late order."""
     client = node.client()
@@ -87,15 +75,6 @@ def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> N
     client.tell(Kind.KILL, worker=0, generation=0)
     client.ping_s()
     assert not fresh.ends(within_s=0.1)
-
-
-def test_a_client_that_comes_later_learns_where_workers_are_now(node: RunningNode) -> None:
-    """The announcement may be out of date when a client connects again."""
-    first = node.client()
-    first.tell(Kind.KILL, worker=0)
-    first.document(Kind.WORKER_UP)
-    for _ in range(10):  # the news may arrive together with the end of the handshake
-        assert node.client().document(Kind.WORKER_UP)["address"] == "unix:w0.1.sock"
 
 
 def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
@@ -167,15 +146,6 @@ def test_a_wrong_configuration_is_one_sentence(start: Start, env: dict[str, str]
     assert status == 2
     assert words in errors
     assert errors.count("\n") == 1
-
-
-def test_a_worker_that_dies_before_the_node_is_ready_ends_it(start: Start, tmp_path: Path) -> None:
-    """Its exit status and last lines are said; nothing is announced."""
-    node = start(_worker_breaks(tmp_path, "os.write(2, b'no such device\\n'); os._exit(7)"))
-    status, errors = node.end()
-    assert status == 1
-    assert "Worker 0 of node 1 ended before the node was ready (exit status 7). Its last lines:\nno such dev" in errors
-    assert _files(node) == []
 
 
 def test_a_worker_that_cannot_start_again_ends_the_node(start: Start, tmp_path: Path) -> None:

@@ -129,43 +129,6 @@ def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
     assert got == [2, 3]
 
 
-@pytest.mark.parametrize("reading", ["main", "stand-in"])
-def test_none_ends_the_wait(post: Post, reading: str) -> None:
-    """`put(None)` reaches a main thread that reads, and one that waits while the other thread reads."""
-    if reading == "stand-in":
-        post.client.send(Frame(CALL, 1))
-        post.inbox.get()
-        time.sleep(10 * LONG_S)
-    threading.Timer(0.1, post.inbox.put, (None,)).start()
-
-    assert post.inbox.get() is None
-
-
-def test_the_next_client_is_read_as_well(post: Post) -> None:
-    """When a client has gone, the main thread waits for the next, and reads what that one sends."""
-    post.client.send(Frame(CALL, 1))
-    assert _id(post.inbox.get()) == 1
-    post.client.close()
-    waiting = threading.Thread(target=post.server.join)
-    waiting.start()
-    ours, theirs = socket.socketpair()
-    second = Connection(ours)
-    answer: list[int] = []
-
-    def serve() -> None:
-        waiting.join(60)
-        second.send(Frame(CALL, 2))
-        post._serve(Connection(theirs))
-
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
-    answer.append(_id(post.inbox.get()))
-    second.close()
-    server.join(60)
-
-    assert answer == [2]
-
-
 def test_nothing_is_lost_between_short_and_long_calls(post: Post) -> None:
     """Whatever the main thread does meanwhile, every call and every note arrives, calls in order."""
     rounds = 400

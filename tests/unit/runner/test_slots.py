@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.runner import threads
 from skyward.runner.threads import Interrupted, MainSlot
 
 
@@ -37,26 +36,6 @@ def test_a_call_in_the_main_thread_is_woken_from_a_system_call(main_slot: MainSl
         time.sleep(60)
     assert time.monotonic() - started < 30
     timer.join()
-
-
-def test_an_interrupt_is_repeated_until_it_is_heeded(main_slot: MainSlot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal may come in the instant before the thread falls asleep, and then wakes nobody."""
-    real, sent = signal.pthread_kill, [0]
-
-    def lossy(thread: int, number: int) -> None:
-        sent[0] += 1
-        if sent[0] > 2:
-            real(thread, number)
-
-    monkeypatch.setattr(signal, "pthread_kill", lossy)
-    main_slot.running = 5
-    timer = soon(lambda: main_slot.interrupt(5))
-    with pytest.raises(Interrupted):
-        time.sleep(10)
-    timer.join()
-    heeded = sent[0]
-    time.sleep(3 * threads._REPEAT_S)
-    assert sent[0] == heeded >= 3
 
 
 def test_an_interrupt_waits_for_the_end_of_a_shield(main_slot: MainSlot) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from skyward._pool.code.functions import Functions
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.runner.calls import Calls
@@ -71,17 +70,6 @@ def test_two_values_of_one_variable_are_refused() -> None:
         environment.declare(asking("jax"), {"KERAS_BACKEND": "torch"})
 
 
-def test_the_pool_sends_it_beside_the_function() -> None:
-    """What a pool knows of a function holds its variables and whether it is collective."""
-    functions = Functions()
-
-    sent = functions.get(asking("jax", collective=True))
-    other = functions.get(plain)
-
-    assert (dict(sent.env), sent.collective) == ({"KERAS_BACKEND": "jax"}, True)
-    assert (dict(other.env), other.collective) == ({}, False)
-
-
 # applied -------------------------------------------------------------------------------------------------------------
 
 
@@ -109,13 +97,6 @@ class Client:
             raise payload.load_exception(body)
         assert answer.kind == Kind.RESULT
         return payload.loads(body)
-
-
-def test_each_call_sees_the_variables_of_its_function() -> None:
-    """Functions with different wishes take turns, as long as nothing has read the variable."""
-    client, jax, torch = Client(), asking("jax"), asking("torch")
-
-    assert [client.value(fn) for fn in (jax, torch, jax)] == ["jax", "torch", "jax"]
 
 
 def test_another_backend_needs_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,34 +33,6 @@ def heard(sink: Record, fn: Callable[..., Any], *args: Any) -> set[str]:
     return {stream for _, stream, _ in sink.written}
 
 
-@pytest.mark.parametrize(
-    ("decorate", "on_head", "elsewhere"),
-    [
-        (stdout(only="head"), {"stdout", "stderr"}, {"stderr"}),
-        (stderr(only="head"), {"stdout", "stderr"}, {"stdout"}),
-        (stdout(only=lambda info: info.node == 2), {"stderr"}, {"stdout", "stderr"}),
-        (silent, set(), set()),
-    ],
-    ids=["stdout head", "stderr head", "predicate", "silent"],
-)
-def test_who_is_heard(
-    sink: Record, place: Place, decorate: Callable[..., Any], on_head: set[str], elsewhere: set[str]
-) -> None:
-    """The output, stream by stream, on the head and on another node."""
-    quiet = decorate(speak)
-    place(0, 3)
-    assert heard(sink, quiet) == on_head
-    place(2, 3)
-    assert heard(sink, quiet) == elsewhere
-    assert quiet("value") == "value"
-
-
-def test_outside_a_pool_they_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Run locally, a decorated function prints."""
-    silent(stdout(only="head")(speak))("here")
-    assert capsys.readouterr() == ("here\n", "here\n")
-
-
 @pytest.mark.parametrize("only", ["tail", "", 0, None])
 def test_any_other_only_is_refused_at_decoration(only: Any) -> None:
     """A wrong word is found before anything runs."""

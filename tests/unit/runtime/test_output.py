@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextvars
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -51,28 +50,6 @@ def test_an_endless_line_is_passed_on_in_parts(sink: Record) -> None:
         assert [len(text) for _, _, text in sink.written] == [90_000]
 
 
-def test_threads_never_share_a_line(sink: Record) -> None:
-    """Two threads of one task that write piece by piece at the same time: each line belongs to one of them."""
-    turns = [threading.Semaphore(1), threading.Semaphore(0)]
-
-    def write(own: int) -> None:
-        for _ in range(5):
-            turns[own].acquire()
-            sys.stdout.write("ab"[own])
-            turns[1 - own].release()
-        turns[own].acquire()
-        sys.stdout.write("\n")
-        turns[1 - own].release()
-
-    with output.task_output(1):
-        threads = [threading.Thread(target=write, args=(own,)) for own in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(sink.written) == [(1, "stdout", "aaaaa\n"), (1, "stdout", "bbbbb\n")]
-
-
 def test_a_users_thread_is_nobodys_while_two_tasks_run(sink: Record) -> None:
     """With two tasks it cannot be told whose a thread is; its output is kept, as nobody's."""
     inside, leave = threading.Event(), threading.Event()
@@ -106,31 +83,6 @@ def test_a_task_that_an_interrupt_tore_out_leaves_no_muting_behind(sink: Record)
     assert sink.text(2) == "heard\ntoo\n"
     torn_mute.__exit__(None, None, None)
     torn_task.__exit__(None, None, None)
-
-
-def test_bytes_written_to_buffer_are_text_of_the_task(sink: Record) -> None:
-    """UTF-8 whose bytes come in two writes is one character; what is no UTF-8 is replaced."""
-    with output.task_output(1):
-        sys.stdout.buffer.write(b"caf\xc3")
-        assert sys.stdout.buffer.write(bytearray(b"\xa9\n")) == 2
-        sys.stdout.buffer.write(b"\xff\n\xc3")
-    assert sink.text(1) == "café\n\ufffd\n\ufffd\n"
-
-
-def test_it_looks_like_a_standard_stream(sink: Record) -> None:
-    """What libraries ask of sys.stdout is answered."""
-    assert (sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.buffer.fileno()) == (1, 2, 1)
-    assert (sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.writable(), sys.stdout.closed) == (
-        "utf-8",
-        False,
-        True,
-        False,
-    )
-    assert sys.stderr.name == "<stderr>"
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    assert pickle.loads(pickle.dumps(sys.stdout)) is sys.stdout
-    with pytest.raises(TypeError, match="must be str, not int"):
-        sys.stdout.write(3)
 
 
 FORKING = """

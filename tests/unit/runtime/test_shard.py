@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,16 +98,6 @@ def test_unshuffled_arrays_are_views(drop_last: bool) -> None:
     assert np.shares_memory(part, data)
 
 
-def test_a_memory_map_stays_on_disk(tmp_path: Path) -> None:
-    """Cutting a memory map maps the same file; nothing is read."""
-    data = np.memmap(tmp_path / "rows", dtype=np.int64, mode="w+", shape=(10,))
-    data[:] = np.arange(10)
-    part = shard(data, **SECOND_OF_FOUR)
-    assert isinstance(part, np.memmap)
-    assert np.shares_memory(part, data)
-    assert part.tolist() == [1, 5, 9]
-
-
 def test_unequal_lengths_are_refused() -> None:
     """Rows could not be aligned; the message says how long each argument is."""
     with pytest.raises(ConfigError, match="their lengths are 3, 2, 3"):
@@ -158,25 +147,3 @@ def test_torch_tensors_and_parameters() -> None:
     shuffled.sum().backward()
     assert weights.grad.nonzero().flatten().tolist() == [1, 3, 6]
     assert shard(torch.zeros(1, 2), shuffle=True, node=1, total_nodes=2).shape == (0, 2)
-
-
-def test_torch_tensors_stay_on_their_device() -> None:
-    """A CUDA tensor is indexed where it is."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    data = torch.arange(10, device="cuda")
-    for shuffle in (False, True):
-        part = shard(data, shuffle=shuffle, **SECOND_OF_FOUR)
-        assert part.device == data.device
-        assert part.tolist() == shard(list(range(10)), shuffle=shuffle, **SECOND_OF_FOUR)
-
-
-def test_hugging_face_datasets() -> None:
-    """Data sets give data sets, by select."""
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"text": list("abcdefghij")})
-    part, shuffled = (shard(data, shuffle=shuffle, seed=42, **SECOND_OF_FOUR) for shuffle in (False, True))
-    assert isinstance(part, datasets.Dataset)
-    assert part["text"][:] == ["b", "f", "j"]
-    assert shuffled["text"][:] == ["d", "g", "b"]

@@ -32,26 +32,6 @@ def received(connection: Connection, count: int) -> list[int]:
     return numbers
 
 
-def test_posting_does_not_wait_for_a_reader(ends: tuple[Connection, Connection]) -> None:
-    """Not for one that never reads; everything arrives, in order, once it does."""
-    near, far = ends
-    posted = threading.Thread(target=near.post, args=[Frame(1, number, BIG) for number in range(5)])
-    posted.start()
-    posted.join(60)
-    assert not posted.is_alive()
-    assert received(far, 5) == [0, 1, 2, 3, 4]
-
-
-def test_urgent_frames_overtake_those_that_wait(ends: tuple[Connection, Connection]) -> None:
-    """Not the one that is being written."""
-    near, far = ends
-    for number in range(3):
-        near.post(Frame(1, number, BIG))
-    near.enqueue(Frame(2, 8), Frame(2, 9), urgent=True)
-    near.flush()
-    assert received(far, 5) == [0, 8, 9, 1, 2]
-
-
 def test_what_waits_can_be_withdrawn(ends: tuple[Connection, Connection]) -> None:
     """And is known; what is being written is neither."""
     near, far = ends
