@@ -191,3 +191,16 @@ def test_a_build_for_another_engine(place: Path) -> None:
     _docker(place, "true")
     with pytest.raises(BuildError, match="may use different engines"):
         ensure(PLAN, Store(place / "built"), print)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_where_buildx_keeps_its_state(place: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool) -> None:
+    """Beside Docker's configuration or, where nothing can be written there, in the folder of the build."""
+    config = place / "config"
+    config.mkdir() if is_writable else config.write_text("")
+    monkeypatch.setenv("DOCKER_CONFIG", str(config / "docker"))
+    monkeypatch.delenv("BUILDX_CONFIG", raising=False)
+    _docker(place, f'echo "$TAG" > {place}/built', buildx=True)
+    ensure(PLAN, Store(place / "built"), lambda _: None)
+    variables = (place / "env").read_text()
+    assert ("BUILDX_CONFIG=" in variables) is not is_writable
