@@ -67,10 +67,9 @@ def plan_for(
         upgrade: lock again, and take the newest versions allowed.
 
     Raises:
-        ConfigError: the image requires another Python version, a file it names is missing or wrong, or its requirements
-            contradict each other.
+        ConfigError: the image requires another Python version, or a file it names is missing or wrong.
         ImageNotFoundError: the base is neither on the engine nor in its registry.
-        ImageError: nothing can be built on the base, or a package or an index is unavailable.
+        ImageError: nothing can be built on the base, or its requirements cannot be locked.
     """
     check_python(image, python)
     wanted = _wanted(image, root or Path.cwd(), python, image.platform or platform)
@@ -115,9 +114,8 @@ def plan_on_machine(image: Image, *, python: str, platform: str, libc: str) -> P
         libc: its C library, such as "glibc 2.36".
 
     Raises:
-        ConfigError: the image requires another Python version, a file it names is missing or wrong, or its requirements
-            contradict each other.
-        ImageError: a package or an index is unavailable.
+        ConfigError: the image requires another Python version, or a file it names is missing or wrong.
+        ImageError: its requirements cannot be locked.
     """
     check_python(image, python)
     wanted = _wanted(image, Path.cwd(), python, platform)

@@ -121,8 +121,8 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
         upgrade: resolve again, and take the newest versions allowed.
 
     Raises:
-        ConfigError: requirements contradict each other, or no lock can be made for the platform.
-        ImageError: a package or an index is unavailable.
+        ConfigError: no lock can be made for the platform, or given hashes do not match.
+        ImageError: requirements contradict each other; a package or an index is unavailable.
     """
     pinned, is_settled = request.rules.pinned, not request.open and not any(each.needs for each in request.packages)
     if is_settled and not any(each.build for each in request.packages) and not any(each.is_source for each in pinned):

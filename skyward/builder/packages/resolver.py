@@ -127,8 +127,8 @@ def _failure(request: Request, said: str) -> ImageError:
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", without_logins(said)).strip()
     words = {package_name(word) for word in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]", said)}
     image = request.image
-    named = [origin_of(image, "pip", entry) for entry in image.pip if requirement_name(entry) in words]
-    text = " ".join(["The requirements cannot be locked:", ", ".join(dict.fromkeys(named or ["see below"]))]) + "."
+    named = dict.fromkeys(origin_of(image, "pip", entry) for entry in image.pip if requirement_name(entry) in words)
+    text = " ".join(["The requirements cannot be locked", *([f"({', '.join(named)})"] if named else [])]) + "."
     if "unsafe-best-match" in said:  # uv's own hint: the first index has only other versions of it
         text += (
             " Only the first index that has a package is searched for it. Name the index of such a package in "

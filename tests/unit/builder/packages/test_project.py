@@ -111,14 +111,22 @@ def test_variables_of_uv_decide_nothing(project: Path, monkeypatch: pytest.Monke
     assert resolve_files(image, project, python="3.11", platform="linux/amd64") == before
 
 
-def test_what_is_chosen_by_name(project: Path) -> None:
-    """Groups only where they are named, also those that uv takes by default; a member in place of the whole."""
-    assert "tester==1.0" not in _pins(Image.from_project("."), project)
-    assert "tester==1.0" in _pins(Image.from_project(".", groups=["dev"]), project)
+def test_what_is_chosen(project: Path) -> None:
+    """Groups only where they are named; `pip=["."]`, a project file and groups mean what the lock has, too."""
+    own, whole = ["leaf==1.0"], ["leaf==1.0", "native==1.0", "top==1.0"]
+    for image, pins in (
+        (Image.from_project("."), whole),
+        (Image.from_project(".", groups=["dev"]), [*whole[:2], "tester==1.0", "top==1.0"]),
+        (Image.from_project("libs/lib"), own),
+        (Image.from_project(".", package="lib"), own),
+        (Image(pip=[".[gpu]"]), ["fast==3.0", *whole]),
+        (Image(requirements=["pyproject.toml"]), whole),
+        (Image(groups=["dev"]), ["tester==1.0"]),
+        (Image(groups=["gpu"]), ["fast==3.0", *whole]),
+    ):
+        assert _pins(image, project) == pins
     resolved = resolve_files(Image.from_project(".", package="lib"), project, python="3.11")
     assert [each.name for each in resolved.packages if each.is_project] == ["lib"]
-    assert [each.pin for each in resolved.rules.pinned] == ["leaf==1.0"]
-    assert _pins(Image.from_project("libs/lib"), project) == ["leaf==1.0"]
 
 
 @pytest.mark.parametrize(
@@ -213,14 +221,6 @@ def test_packages_beside_a_project(project: Path, wheels: Path) -> None:
     for added in ("leaf>=2", "picky", "-c c.txt"):
         with pytest.raises(ImageError, match=r"leaf==1.0"):
             _pins(Image.from_project().pip_install(added), project)
-
-
-def test_a_local_project_brings_its_lock(project: Path) -> None:
-    """`pip=["."]`, a project file and groups mean what the lock has, too."""
-    assert _pins(Image(pip=[".[gpu]"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
-    assert _pins(Image(requirements=["pyproject.toml"]), project) == ["leaf==1.0", "native==1.0", "top==1.0"]
-    assert _pins(Image(groups=["dev"]), project) == ["tester==1.0"]
-    assert _pins(Image(groups=["gpu"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
 
 
 def test_the_project_has_a_layer_of_its_own(project: Path) -> None:
