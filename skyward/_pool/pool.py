@@ -271,7 +271,7 @@ class ComputePool(Facts, CallsOnly):
         self._calls = CallRunner(
             ranks=self._ranks,
             default_timeout_s=settings.default_timeout_s,
-            functions=Functions(),
+            functions=Functions(tell=progress.tell),
             dispatcher=self._dispatcher,
             group=self._group,
             clock=self._clock,

@@ -80,11 +80,14 @@ class Functions:
 
     Equal content is sent once, even if it belongs to several objects.
 
+    Args:
+        tell: prints warnings about modules whose file was edited.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tell: Callable[[str], object] = lambda _line: None) -> None:
         self._lock = threading.RLock()
-        self._modules = LoadedModules()
+        self._modules = LoadedModules(tell)
         self._by_object: dict[int, _Snapshot] = {}
         self._by_digest: dict[bytes, Function] = {}
         self._of_series: dict[tuple[Callable[..., Any], str, frozenset[str]], _Snapshot] = {}

@@ -2,17 +2,20 @@
 
 A module has the same content on all nodes until this program reloads it: with `importlib.reload`, by an import after it
 was deleted from `sys.modules`, or by IPython's autoreload, which may change functions in place. A module that this
-program has not imported is compared by its file, since an import would load the present file.
+program has not imported is compared by its file, since an import would load the present file. If a file was edited
+after this program imported it, nodes run other code than this program, which is reported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from operator import is_, itemgetter
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from skyward._pool import display
@@ -62,11 +65,15 @@ class LoadedModule:
 class LoadedModules:
     """The local modules of one pool.
 
+    Args:
+        tell: prints warnings about modules whose file is not what this program has imported.
+
     Attributes:
         latest: the current content of each file for nodes, by its path there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
         self.latest: dict[str, bytes] = {}
         self._known: dict[str, LoadedModule] = {}
         self._generation = 0
@@ -81,6 +88,11 @@ class LoadedModules:
         known = self._known.get(name)
         if known is None or known.file != file or not known.is_current():
             known = self._known[name] = LoadedModule.read(name, file)
+            if known.module is not None and _is_edited(_space_of(known.module), known.data):
+                self._tell(
+                    f"{name} ({file}) was edited after this program imported it: nodes run the file as it is now. Load "
+                    "it again with importlib.reload, or restart the program."
+                )
             self.latest[path] = known.data
             self._index()
         return known.data
@@ -118,6 +130,32 @@ class LoadedModules:
 def _space_of(module: ModuleType | None) -> dict[str, Any]:
     """Return the namespace of a module, or an empty one for None."""
     return {} if module is None else namespace(module)
+
+
+def _is_edited(names: dict[str, Any], source: bytes) -> bool:
+    """Return whether a function or method of an imported module differs from the one in the module's file.
+
+    Modules whose loader transforms the code, such as pytest's, are not compared.
+    """
+    file = names.get("__file__")
+    if type(getattr(names.get("__spec__"), "loader", None)) is not SourceFileLoader or not isinstance(file, str):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they were shown when it was imported
+            there = {code.co_qualname: code for code in _codes_in(compile(source, file, "exec", dont_inherit=True))}
+    except (SyntaxError, ValueError):
+        return True
+    classes = [value for value in names.values() if isinstance(value, type)]
+    values = [*names.values(), *(member for each in classes for member in vars(each).values())]
+    codes = [value.__code__ for value in values if type(value) is FunctionType]
+    return any(there.get(code.co_qualname, code) != code for code in codes if code.co_filename == file)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -301,3 +301,21 @@ def test_a_module_that_the_program_has_not_imported_is_compared_by_its_file(loca
 
     assert first.number != second.number
     assert dict(second.files())["late_of_mine.py"] == b"VALUE = 22\n"
+
+
+def test_a_module_that_was_edited_before_it_is_sent_is_named(local: Path) -> None:
+    """Nodes run its file, this program what it has imported; once it is loaded again, there is nothing to say."""
+    written(local, "edited_of_mine", "def f(): return 1\n")
+    module = importlib.import_module("edited_of_mine")
+    told: list[str] = []
+    Functions(tell=told.append).get(module.f)
+    assert told == []
+
+    written(local, "edited_of_mine", "def f(): return 2\n")
+    Functions(tell=told.append).get(module.f)
+    assert [line.partition(" (")[0] for line in told] == ["edited_of_mine"]
+    assert "was edited after this program imported it: nodes run the file as it is now" in told[0]
+
+    told.clear()
+    Functions(tell=told.append).get(reload("edited_of_mine").f)
+    assert told == []
