@@ -1,7 +1,8 @@
 """Serialisation of functions, arguments, results and exceptions.
 
 Uses pickle protocol 5 through cloudpickle, so that objects of `__main__` are sent by value; large buffers stay outside
-of the pickle and are never copied here. Only call `loads` and `load_exception` on data from an authenticated peer.
+of the pickle and are never copied here. The same applies to large byte strings, such as whole files, which are not
+buffers for pickle. Only call `loads` and `load_exception` on data from an authenticated peer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import hashlib
 import io
 import pickle
+import struct
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,7 @@ from skyward.wire import exceptions, reasons, tensors
 from skyward.wire.exceptions import said
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
-_PIECE = 1 << 20  # bytes
+_LARGE = 1 << 20  # bytes; the pickler calls `write` with each string of 64 KiB and more, and with frames of about that
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # checking more items costs more than the general pickler
@@ -149,7 +151,7 @@ def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
 def dumps(
     obj: object, *, what: str = "A value", pickler: Callable[..., pickle.Pickler] = Pickler
 ) -> tuple[bytes, list[memoryview]]:
-    """Pickle `obj`, returning large buffers separately.
+    """Pickle `obj`, returning large buffers and byte strings separately.
 
     They are views of the original memory: changes before they are sent change what is sent. Errors call the object
     `what`, which starts a sentence. `pickler` creates a pickler that replaces some objects.
@@ -159,7 +161,7 @@ def dumps(
     """
     if _plain(obj, 3):
         return pickle.dumps(obj, 5), []
-    file = io.BytesIO()
+    file = _Writer()
     buffers: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -173,7 +175,7 @@ def dumps(
         pickler(file, 5, in_band).dump(obj)
     except Exception as error:  # reducers are foreign code and may raise anything
         raise reasons.unpicklable(what, obj, error, _pickle) from reasons.cause_of(error)
-    return file.getvalue(), buffers
+    return file.head(), file.large + buffers
 
 
 def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
@@ -222,7 +224,7 @@ def _plain(obj: object, depth: int) -> bool:
     if kind in _SCALARS:
         return True
     if kind is bytes:
-        return True
+        return len(obj) < _LARGE  # type: ignore[arg-type]
     if depth and (kind is tuple or kind is list):
         items: Any = obj
     elif depth and kind is dict:
@@ -258,6 +260,9 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
     try:
         if pause:
             gc.disable()
+        if _is_split(data):
+            file, rest = _joined(data, buffers)
+            return pickle.Unpickler(file, buffers=rest).load()
         return pickle.loads(data, buffers=buffers)
     except ModuleNotFoundError as error:
         raise SerializationError(reasons.missing_module(what, error)) from error
@@ -398,9 +403,84 @@ class _Expecting:
             _DiffersError: it is not the expected one.
         """
         view = memoryview(part).cast("B")
-        for start in range(0, len(view), _PIECE):
-            piece = bytes(view[start : start + _PIECE])  # comparing memoryviews takes ten times as long
+        for start in range(0, len(view), _LARGE):
+            piece = bytes(view[start : start + _LARGE])  # comparing memoryviews takes ten times as long
             if bytes(self._data[self._at : self._at + len(piece)]) != piece:
                 raise _DiffersError
             self._at += len(piece)
         return len(view)
+
+
+# pickles with separate byte strings -----------------------------------------------------------------------------------
+
+
+_MARK = 0  # no pickle starts with this byte
+_COUNT = struct.Struct("<BI")
+_PLACE = struct.Struct("<Q")
+
+
+class _Writer:
+    """The file that a pickler writes to."""
+
+    def __init__(self) -> None:
+        self._small: list[bytes] = []
+        self._length = 0
+        self._places: list[int] = []
+        self.large: list[memoryview] = []
+
+    def write(self, part: bytes | memoryview) -> int:
+        """Store a part of the pickle."""
+        if type(part) is bytes and len(part) >= _LARGE:
+            self._places.append(self._length)
+            self.large.append(memoryview(part))
+        else:  # memory other than a byte string will be reused by the pickler
+            self._small.append(bytes(part))
+            self._length += len(part)
+        return len(part)
+
+    def head(self) -> bytes:
+        """Return the pickle, without the parts in `large` but with their positions."""
+        if not self.large:
+            return b"".join(self._small)
+        places = b"".join(map(_PLACE.pack, self._places))
+        return b"".join((_COUNT.pack(_MARK, len(self.large)), places, *self._small))
+
+
+def _is_split(head: Buffer) -> bool:
+    """Return whether some of this pickle's parts are in buffers."""
+    return len(head) > 0 and head[0] == _MARK
+
+
+def _joined(head: Buffer, buffers: Sequence[Buffer]) -> tuple[io.BufferedReader, Sequence[Buffer]]:
+    """Return a file that reads like the whole pickle, and the buffers that are not parts of it."""
+    view = memoryview(head)
+    _, count = _COUNT.unpack_from(view)
+    body = _COUNT.size + count * _PLACE.size
+    parts, start = [], body
+    for index in range(count):
+        (place,) = _PLACE.unpack_from(view, _COUNT.size + index * _PLACE.size)
+        parts += [view[start : body + place], memoryview(buffers[index]).cast("B")]
+        start = body + place
+    return io.BufferedReader(_Parts([*parts, view[start:]])), buffers[count:]
+
+
+class _Parts(io.RawIOBase):
+    """A file that reads memory blocks one after the other."""
+
+    def __init__(self, parts: list[memoryview]) -> None:
+        super().__init__()
+        self._parts = parts[::-1]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override] # the reader passes nothing else
+        while self._parts and not len(self._parts[-1]):
+            self._parts.pop()
+        if not self._parts:
+            return 0
+        part = self._parts[-1]
+        count = min(len(buffer), len(part))
+        buffer[:count] = part[:count]
+        self._parts[-1] = part[count:]
+        return count
