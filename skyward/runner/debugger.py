@@ -112,13 +112,6 @@ class Debugger(pdb.Pdb):
         self.message(f"> {frame.f_code.co_filename}({frame.f_lineno}){frame.f_code.co_name}()")
         return None
 
-    def do_run(self, arg: str) -> bool | None:  # noqa: ARG002
-        """Print an error: a call is started by its program."""
-        self.error("a call cannot be started again from its debugger; q ends it")
-        return None
-
-    do_restart = do_run
-
     def leave(self) -> None:
         """Stop tracing, remove the breakpoints and end the connection."""
         sys.settrace(None)

@@ -144,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "output is printed twice",
         OUTPUT,
-        "items, self._waiting, self._size = self._waiting, deque(), 0",
+        "items, self._waiting = self._waiting, []",
         "items = list(self._waiting)",
     ),
     Mutant(
