@@ -143,17 +143,7 @@ def _bindable(port: int) -> bool:
     return True
 
 
-# CPUs and memory -------------------------------------------------------------------------------------------
-
-
-def check_cpus(engine: Engine, cpus: float) -> None:
-    """Raise ProviderError if the engine's machine has fewer processors than each node needs."""
-    present = int(engine.info.get("NCPU") or 0)
-    if present and cpus > present:
-        raise ProviderError(
-            f"The pool asks for {cpus:g} CPUs on each node; the machine of the Docker engine at {engine.url} has "
-            f"{present}. Ask for fewer with cpu=, or use a machine that has them."
-        )
+# memory -------------------------------------------------------------------------------------------------
 
 
 def check_memory(engine: Engine, memory_gb: float) -> None:

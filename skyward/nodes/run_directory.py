@@ -31,7 +31,7 @@ _PROCESS_FILE = "process"
 _PREFIX = "skyward-"
 _LONGEST = 107  # characters in the path of a unix socket
 _ROOM = 64  # of these, reserved for what follows the base: pool, node, name of the socket
-_FRESH_S = 60  # an empty directory younger than this may still be under construction
+_LATE_S = 60  # after the end of kept nodes until their record is removed
 
 
 class PoolDirectory:
@@ -129,21 +129,13 @@ class PoolDirectory:
     def is_orphaned(self) -> bool:
         """Return whether the client that created it has certainly ended.
 
-        A directory that names no client and is not empty is not a pool's: users may call directories "skyward-results".
+        A directory that names no client is not a pool's: users may call directories "skyward-results".
         """
         try:
             owner = ProcessId.parse((self.path / _OWNER_FILE).read_text(errors="replace"))
-            if owner:
-                return owner.is_gone()
-        except FileNotFoundError:
-            pass
         except OSError:
             return False
-        try:
-            unused = all(path.name == _OWNER_FILE for path in self.path.iterdir())
-            return unused and time.time() - self.path.stat().st_mtime > _FRESH_S
-        except OSError:  # removed meanwhile
-            return False
+        return owner is not None and owner.is_gone()
 
     def processes(self) -> Iterator[tuple[dict[str, Any], ProcessId]]:
         """Yield the nodes that are processes of this machine, as recorded by `note_process`."""
@@ -206,7 +198,7 @@ def sweep_orphans() -> None:
             directory.remove()
     here = {directory.pool for directory in pool_directories()}
     for folder, record in pool_records():
-        if record.pool not in here and record.until is not None and time.time() > record.until + _FRESH_S:
+        if record.pool not in here and record.until is not None and time.time() > record.until + _LATE_S:
             _remove_record(folder, record.pool)
 
 

@@ -23,7 +23,6 @@ from skyward.nodes.access import ContainerAccess, NodeAccess
 from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, describe, dismiss_all
 from skyward.nodes.local_host import (
     LocalHost,
-    check_cpus,
     check_engine_gpus,
     check_memory,
     gpus_of_container,
@@ -131,14 +130,12 @@ class DockerAllocation(Allocation):
         Raises:
             EngineMissingError: no engine answers.
             EngineError: it cannot give GPUs to containers, and an accelerator is requested.
-            ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
-                than requested, or less memory.
+            ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or less
+                memory than requested.
         """
         request, engine = self.request, self._provider.engine()
         if request.accelerator is not None:
             check_engine_gpus(engine, request.nodes, request.accelerator)
-        if request.cpus is not None:
-            check_cpus(engine, request.cpus)
         if request.memory_gb is not None:
             check_memory(engine, request.memory_gb)
         self._host = LocalHost(request.pool_id, runtime_base(), self._start, request.name)

@@ -71,17 +71,6 @@ def test_nodes_that_outlive_their_client_keep_their_directory(base: Path, gone: 
     assert [about for about, _ in left.processes()] == [{"node": 0, "name": "skyward-p-0"}]
 
 
-def test_a_directory_that_is_just_being_made_is_left_alone(base: Path) -> None:
-    """Between the directory and its owner file another client may sweep; old ones without owner go."""
-    fresh, old = base / "skyward-fresh", base / "skyward-old"
-    fresh.mkdir()
-    old.mkdir()
-    os.utime(old, (0, 0))
-    sweep_orphans()
-    assert fresh.exists()
-    assert not old.exists()
-
-
 def test_owners_in_other_namespaces_are_never_called_gone() -> None:
     """A process number means nothing in another process namespace."""
     assert not ProcessId(2**22, "1", "pid:[1]").is_gone()
