@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager, suppress
 import click
 
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
+from skyward.cli.sources import ProgramCommand
 from skyward.errors import ConfigError, WireError
 from skyward.nodes.access import NodeAccess, Program
 
@@ -31,25 +32,14 @@ _LOOPBACK = "127.0.0.1"
 _WAITING = 128
 
 
-class _AfterDashes(click.Command):
-    """A command that receives everything after the first `--` unchanged."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, words = (args, []) if "--" not in args else (args[: args.index("--")], args[args.index("--") + 1 :])
-        ctx.meta["words"] = words
-        return super().parse_args(ctx, own)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "-- COMMAND [WORD]..."]
-
-
-@click.command(cls=_AfterDashes)
+@click.command(cls=ProgramCommand)
 @click.argument("pool")
 @click.argument("node", required=False)
 @click.option("-t", "--tty", "in_terminal", is_flag=True, help="Give the command a terminal.")
 @place_options
-@click.pass_context
-def command(context: click.Context, pool: str, node: str | None, in_terminal: bool, places: Sequence[Place]) -> int:
+def command(
+    pool: str, node: str | None, in_terminal: bool, arguments: Sequence[str] | None, places: Sequence[Place]
+) -> int:
     """Run a command in a node of a pool.
 
     Such as `skyward exec POOL 1 -- nvidia-smi`; there is no shell between. It has the environment and the working
@@ -57,13 +47,12 @@ def command(context: click.Context, pool: str, node: str | None, in_terminal: bo
     exit status is this command's, 128 and the number if a signal has ended it, 127 and 126 if it was not found or
     cannot be run. What it has started ends with it.
     """
-    words: list[str] = context.meta["words"]
-    if not words:
+    if not arguments:
         raise ConfigError("skyward exec needs a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
     if in_terminal and not os.isatty(0):
         raise ConfigError("skyward exec -t needs a terminal as its standard input. Leave out -t.")
     with find_node(places, pool, node).enter() as access:
-        return run_in_node(access, words, in_terminal=in_terminal)
+        return run_in_node(access, arguments, in_terminal=in_terminal)
 
 
 @click.command()

@@ -49,7 +49,6 @@ EVERY_S = 86400.0  # between two scans of all records
 _LOOK_S = 0.5  # between two checks for DOWN_FILE
 _NOWHERE = Path("/nonexistent")  # the home of users without one, as in Debian's accounts
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
-_REMOVED = ".removed-"  # prefix of directories that are being removed; no run has such a name
 _lock = threading.Lock()
 _own: tuple[int, Path] | None = None  # the ID of the process that owns it, and its directory
 
@@ -425,18 +424,12 @@ def prune(*, kept_bytes: int = KEPT_BYTES) -> None:
     for written, size, run in sorted(_ended(), reverse=True):
         total += size
         if time.time() - written > KEPT_S or total > kept_bytes:
-            with suppress(OSError):  # the record is hidden at once by renaming it, then removed file by file
-                hidden = run.with_name(f"{_REMOVED}{run.name}-{secrets.token_hex(2)}")
-                run.rename(hidden)
-                shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(run, ignore_errors=True)
 
 
 def _ended() -> Iterator[tuple[float, int, Path]]:
     """Yield when anything of each ended run was last written, its bytes, and its directory."""
-    for run in list(runs_folder().glob("*")):
-        if run.name.startswith(_REMOVED):  # by a process that was killed before it finished
-            shutil.rmtree(run, ignore_errors=True)
-            continue
+    for run in runs_folder().glob("*"):
         if not run.is_dir() or is_held(run):
             continue
         facts = RunFacts.of(run)
