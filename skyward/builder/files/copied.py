@@ -121,7 +121,7 @@ def _sources(package: str) -> Iterator[tuple[str, bytes]]:
     if spec is None or not spec.submodule_search_locations:
         raise ImageError(f"The package {package!r} goes into every image, but is not installed as files here.")
     root = Path(spec.submodule_search_locations[0])
-    for path in root.rglob("*.py"):
+    for path in (each for each in root.rglob("*") if each.suffix in (".py", ".sh")):
         yield f"{package}/{path.relative_to(root).as_posix()}", path.read_bytes()
 
 
