@@ -45,7 +45,7 @@ def command(
     Such as `skyward exec POOL 1 -- nvidia-smi`; there is no shell between. It has the environment and the working
     directory of calls, and this command's standard input, output and error, each by itself. Signals reach it. Its
     exit status is this command's, 128 and the number if a signal has ended it, 127 and 126 if it was not found or
-    cannot be run. What it has started ends with it.
+    cannot be run.
     """
     if not arguments:
         raise ConfigError("skyward exec needs a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
@@ -63,8 +63,7 @@ def shell(pool: str, node: str | None, places: Sequence[Place]) -> int:
     """Open a shell in NODE of POOL: bash if it has it, else sh.
 
     POOL is an identifier as `skyward ps` shows it, the begin of one, or a name. NODE is a number; without it the shell
-    is in node 0. It has the environment and the working directory of calls. What it has started ends with it. The exit
-    status is the shell's.
+    is in node 0. It has the environment and the working directory of calls. The exit status is the shell's.
     """
     if not os.isatty(0):
         raise ConfigError("skyward shell needs a terminal as its standard input. Run `skyward exec POOL NODE -- sh`.")

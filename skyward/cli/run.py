@@ -14,7 +14,7 @@ import click
 
 from skyward.errors import ConfigError
 from skyward.records.run import prune_at_times
-from skyward.runs.driver import Launch, run_here
+from skyward.runs.driver import new_run, run_here
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -58,20 +58,20 @@ def command(
     this machine is switched off; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
     """
     prune_at_times()
-    launch = Launch.of(program, arguments, is_module=is_module, name=name)
+    run = new_run(program, arguments, is_module=is_module, name=name)
     if not is_detached:
         if as_json or variables or place is not None or keep is not None:
             raise ConfigError("--env, --on, --keep and --json belong to --detach; in the foreground they mean nothing.")
         if "--detach" in arguments:
             _say("--detach after PROGRAM is the program's own; `skyward run --detach PROGRAM` detaches")
         if sys.stderr.isatty():
-            click.echo(f"skyward: run {launch.id}", err=True)
-        return run_here(launch)
+            click.echo(f"skyward: run {run.id}", err=True)
+        return run_here(run)
     from skyward.builder.events import as_lines
     from skyward.cli.runs import seconds_of
     from skyward.runs.detach import detach
 
-    record = detach(launch, variables, None if keep is None else seconds_of(keep), as_lines(_say), place)
+    record = detach(run, variables, None if keep is None else seconds_of(keep), as_lines(_say), place)
     if as_json:
         click.echo(json.dumps({"event": "run", **asdict(record)}))
         return 0

@@ -36,6 +36,7 @@ from skyward.errors import ConfigError
 from skyward.records import journal
 from skyward.system import socket, threading, time
 
+MODULE = "-m "  # prefix of the program if it is a module
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
 RUN_FILE, LOCK_FILE, DOWN_FILE = "run.jsonl", "lock", "down"
 THERE_FILE = "there.jsonl"  # what was fetched of run.jsonl on another machine
@@ -100,6 +101,17 @@ class RunRecord:
     detached: bool = False
     container: str | None = None
     rented: Rental | None = None
+
+    @property
+    def is_module(self) -> bool:
+        """Whether its program is a module."""
+        return self.program.startswith(MODULE)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command-line arguments of `python`."""
+        start = ("-m", self.program.removeprefix(MODULE)) if self.is_module else (self.program,)
+        return (*start, *self.arguments)
 
     @property
     def is_pointer(self) -> bool:
@@ -266,7 +278,7 @@ def folder_of(run_id: str) -> Path:
 
 def new_id(program: str) -> str:
     """Return a new name for a run of this program: "train-4f2a" for train.py."""
-    stem = re.sub("[^A-Za-z0-9_]+", "-", Path(program.removeprefix("-m ")).stem).strip("-_")[:40] or "run"
+    stem = re.sub("[^A-Za-z0-9_]+", "-", Path(program.removeprefix(MODULE)).stem).strip("-_")[:40] or "run"
     return f"{stem}-{secrets.token_hex(2)}"
 
 
@@ -384,7 +396,7 @@ def _program() -> str:
     """Return the program that runs in this process, in the format of `RunRecord.program`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name:
-        return f"-m {spec.name.removesuffix('.__main__')}"
+        return f"{MODULE}{spec.name.removesuffix('.__main__')}"
     return sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-") else "python"
 
 

@@ -29,8 +29,8 @@ from skyward.model.source import imports_in
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.plugins.registry import declared_image
-from skyward.records.run import Rental, RunRecord
-from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
+from skyward.records.run import MODULE, Rental, RunRecord
+from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, write_launch
 
 RUN_LABEL = "skyward.run"  # of a driver's container; its value is the name of the run
 _PYTHON = "/opt/venv/bin/python"
@@ -42,14 +42,14 @@ class Detached:
     """A program that is to run elsewhere, with everything it needs there.
 
     Attributes:
-        launch: the program.
+        run: a run of it here.
         images: those of its pools, as it declares them.
         files: its files.
         variables: environment variables for it; they may be secrets.
         report: receives progress.
     """
 
-    launch: Launch
+    run: RunRecord
     images: Sequence[Declared]
     files: Pack
     variables: Mapping[str, str] = field(repr=False)
@@ -57,8 +57,8 @@ class Detached:
 
     def record(self, rented: Rental | None = None) -> RunRecord:
         """Return a new record as the driver's host has it, with the current time as the start."""
-        record = self.launch.record(detached=True)
-        return replace(record, place="docker", container=f"skyward-run-{record.id}", rented=rented)
+        container = f"skyward-run-{self.run.id}"
+        return replace(self.run, detached=True, place="docker", container=container, rented=rented)
 
     def deliver(self, to_pools: ImageTarget, to_driver: ImageTarget) -> Delivered:
         """Deliver the images of its pools to where they run, and the driver's image to where the driver runs.
@@ -113,36 +113,37 @@ class Pack:
                 file.write(data)
 
 
-def pack(launch: Launch, images: Sequence[Declared]) -> Pack:
+def pack(run: RunRecord, images: Sequence[Declared]) -> Pack:
     """Collect the files of a program that is to run elsewhere.
 
     Its path relative to the working directory is preserved, and so are those of its modules relative to it.
 
     Args:
-        launch: the program.
+        run: a run of it here.
         images: those of its pools.
 
     Raises:
         ConfigError: a file cannot be read, is outside of the directory that is packed, or is too large.
         SerializationError: its modules cannot be read, or are larger than 20 MB.
     """
-    source = launch.directory / launch.program
+    directory, program = Path(run.directory), run.program.removeprefix(MODULE)
+    source = directory / program
     files: dict[str, bytes] = {}
     programs: frozenset[str] = frozenset()
     for image in images:
         for path in image.image.includes:
-            _check_include(launch.directory, path, image)
+            _check_include(directory, path, image)
         included = bundle_paths(image.image.includes, image.image.excludes)
         files, programs = files | dict(included.files), programs | included.programs
-    if launch.is_module:
-        root, names = PurePosixPath(), [launch.program, f"{launch.program}.__main__"]
-        words: tuple[str, ...] = ("-m", launch.program, *launch.arguments)
+    if run.is_module:
+        root, names = PurePosixPath(), [program, f"{program}.__main__"]
+        words = run.words
     else:
-        script = _inside(launch.directory, source)
+        script = _inside(directory, source)
         root, names = script.parent, [each.name for each in imports_in(source)]
         files[str(script)] = source.read_bytes()
-        words = (str(script), *launch.arguments)
-    with _searching(launch.directory if launch.is_module else source.parent):
+        words = (str(script), *run.arguments)
+    with _searching(directory if run.is_module else source.parent):
         modules = bundle_modules(names)
     files |= {str(root / name): data for name, data in modules.files}
     return Pack(files, words, programs)

@@ -6,16 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from shutil import rmtree
 
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report
 from skyward.errors import ConfigError, ProviderError
 from skyward.providers.ssh import SSH
-from skyward.records.run import FOLDER_VARIABLE, RunRecord
+from skyward.records.run import FOLDER_VARIABLE, MODULE, RunRecord, folder_of
 from skyward.runs.container import Detached, pack
 from skyward.runs.describe import first_pool
-from skyward.runs.driver import STARTED, Launch, write_launch
+from skyward.runs.driver import STARTED, write_launch
 
 _NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # specific to this process and this machine
 _OF_VOLUMES = (
@@ -26,12 +27,12 @@ _RENTING = frozenset({"AWS", "GCP"})
 
 
 def detach(
-    launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report, place: str | None = None
+    run: RunRecord, variables: Sequence[str], keep_s: float | None, report: Report, place: str | None = None
 ) -> RunRecord:
     """Start the driver of a program in the background; return once it has confirmed that the program runs.
 
     Args:
-        launch: the program. It is run here until it opens its first pool, whose provider and image decide.
+        run: of the program. It is run here until it opens its first pool, whose provider and image decide.
         variables: names of environment variables that the program needs where it runs, besides those of `secrets=`.
         keep_s: how long rented machines stay after the run's end for its results; None for an hour.
         report: receives progress.
@@ -45,22 +46,22 @@ def detach(
     if missing := [name for name in variables if name not in os.environ]:
         raise ConfigError(f"--env {missing[0]}: there is no such variable in the environment of this command.")
     if place == "local":
-        return _as_process(launch)
-    pool = first_pool(launch.program, launch.arguments, is_module=launch.is_module)
+        return _as_process(run)
+    pool = first_pool(run.program.removeprefix(MODULE), run.arguments, is_module=run.is_module)
     providers = pool.providers if place is None else (SSH(place),)
     kinds = [each if isinstance(each, str) else type(each).__name__ for each in providers]
     rents = kinds[0] in _RENTING
     if keep_s is not None and not rents:
         raise ConfigError("--keep is for rented machines, and the first pool of this program rents none.")
     if {*kinds} <= {"Local", "Docker"}:
-        return _as_process(launch)
+        return _as_process(run)
     if len(providers) > 1 or kinds[0] not in ("SSH", *_RENTING):
         raise ConfigError(
             f"{pool.where}: a run whose first pool is on {' or '.join(f'sky.{kind}' for kind in kinds)} cannot be "
             "detached by itself. Say where it is to run, with --on local or --on user@host."
         )
     program = Detached(
-        launch=launch, images=[pool], files=pack(launch, [pool]), variables=_variables(variables, pool), report=report
+        run=run, images=[pool], files=pack(run, [pool]), variables=_variables(variables, pool), report=report
     )
     (provider,) = providers
     assert not isinstance(provider, str)
@@ -80,11 +81,10 @@ def _variables(wanted: Sequence[str], pool: DeclaredPool) -> dict[str, str]:
     return {name: os.environ[name] for name in (*settings, *pool.secrets, *wanted)}
 
 
-def _as_process(launch: Launch) -> RunRecord:
+def _as_process(run: RunRecord) -> RunRecord:
     """Start the driver as a process in a new session, out of reach of this terminal and process group."""
-    record = launch.record(detached=True)
-    folder = launch.folder
-    write_launch(folder, record, launch.words)
+    record, folder = replace(run, detached=True), folder_of(run.id)
+    write_launch(folder, record, run.words)
     said = folder / "driver.log"
     command = [sys.executable, "-P", "-m", "skyward.runs.driver", str(folder)]  # -P: no modules of this directory
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
@@ -101,4 +101,4 @@ def _as_process(launch: Launch) -> RunRecord:
         raise
     status, told = process.wait(), said.read_text(errors="replace").strip()
     rmtree(folder)
-    raise ProviderError(f"The driver of {launch.id} ended with status {status} before the program ran. {told}")
+    raise ProviderError(f"The driver of {run.id} ended with status {status} before the program ran. {told}")

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,7 @@ from skyward.records.run import (
     DOWN_FILE,
     ENDED_BY_DOWN,
     FOLDER_VARIABLE,
+    MODULE,
     RunRecord,
     folder_of,
     hold,
@@ -43,72 +44,37 @@ _VARIABLES_FILE = "variables.json"
 HANDED = ("hosts.json", "key", "known_hosts")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A program to be run.
+def new_run(program: str, arguments: Sequence[str], *, is_module: bool = False, name: str | None = None) -> RunRecord:
+    """Return the record of a run of a program that starts now in this process's working directory.
 
-    Attributes:
-        id: the run's name.
-        program: path of a script, or name of a module.
-        arguments: of the program.
-        is_module: whether it is a module.
-        directory: that it runs in.
+    Raises:
+        ConfigError: there is no such program, or a run of that name exists.
     """
-
-    id: str
-    program: str
-    arguments: tuple[str, ...]
-    is_module: bool
-    directory: Path
-
-    @classmethod
-    def of(cls, program: str, arguments: Sequence[str], *, is_module: bool = False, name: str | None = None) -> Launch:
-        """Create the launch of a program in this process's working directory.
-
-        Raises:
-            ConfigError: there is no such program, or a run of that name exists.
-        """
-        _check(program, is_module)
-        stem = program.rpartition(".")[2] if is_module else program
-        fresh = (each for each in iter(partial(new_id, stem), "") if not folder_of(each).exists())
-        run_id = next(fresh) if name is None else name
-        if folder_of(run_id).exists():
-            raise ConfigError(
-                f"There is a run {run_id!r} already: see `skyward ps --all`. Choose another name, or leave --name out."
-            )
-        return cls(run_id, program, tuple(arguments), is_module, Path.cwd())
-
-    @property
-    def folder(self) -> Path:
-        """The run's directory."""
-        return folder_of(self.id)
-
-    @property
-    def words(self) -> list[str]:
-        """The command-line arguments of `python`."""
-        return [*(["-m"] if self.is_module else []), self.program, *self.arguments]
-
-    def record(self, *, detached: bool = False) -> RunRecord:
-        """Return a new record, with the current time as the start."""
-        return RunRecord(
-            id=self.id,
-            program=f"-m {self.program}" if self.is_module else self.program,
-            arguments=list(self.arguments),
-            started=round(time.time(), 3),
-            directory=str(self.directory),
-            user=current_user(),
-            detached=detached,
+    _check(program, is_module)
+    fresh = (each for each in iter(partial(new_id, program.rpartition(".")[2] if is_module else program), ""))
+    run_id = next(each for each in fresh if not folder_of(each).exists()) if name is None else name
+    if folder_of(run_id).exists():
+        raise ConfigError(
+            f"There is a run {run_id!r} already: see `skyward ps --all`. Choose another name, or leave --name out."
         )
+    return RunRecord(
+        id=run_id,
+        program=f"{MODULE}{program}" if is_module else program,
+        arguments=list(arguments),
+        started=round(time.time(), 3),
+        directory=str(Path.cwd()),
+        user=current_user(),
+    )
 
 
-def run_here(launch: Launch) -> int:
+def run_here(record: RunRecord) -> int:
     """Run it in the foreground; return its exit status.
 
     Raises:
         ConfigError: it cannot be started.
     """
-    record = launch.record()
-    return drive(launch.folder, record, [sys.executable, *launch.words], environment=os.environ, foreground=True).status
+    folder, command = folder_of(record.id), [sys.executable, *record.words]
+    return drive(folder, record, command, environment=os.environ, foreground=True).status
 
 
 def _check(program: str, is_module: bool) -> None:

@@ -26,7 +26,7 @@ from skyward.nodes.ssh_host import Machine
 from skyward.providers import extensions
 from skyward.providers.base import PoolRequest
 from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
-from skyward.records.run import Rental, RunRecord
+from skyward.records.run import Rental, RunRecord, folder_of
 from skyward.runs.container import Delivered, Detached, compiled_for, driver_container, start_driver
 from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
@@ -79,7 +79,7 @@ def on_first_host(program: Detached, provider: SSH) -> RunRecord:
         _start_there(machines, program, record, delivered, hosts, known)
     host = provider.hosts[0]
     pointer = replace(record, place=host.name, key=host.key, known_hosts=host.known_hosts)
-    pointer.write(program.launch.folder)
+    pointer.write(folder_of(record.id))
     return pointer
 
 
@@ -116,7 +116,7 @@ def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool
         pool=request.pool_id,
         keep_s=KEEP_S if keep_s is None else keep_s,
     )
-    record, folder = program.record(rented), program.launch.folder
+    record, folder = program.record(rented), folder_of(program.run.id)
     with closing(provider.rent(request)) as allocation:
         machines = [host.machine for host in allocation.acquire() if isinstance(host, SshNodeHost)]
         reach = allocation.on_machines

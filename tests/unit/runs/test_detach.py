@@ -12,7 +12,7 @@ from skyward.delivery.deliver import Prepared, description, prepared_image, writ
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
 from skyward.runs.container import Pack, pack
-from skyward.runs.driver import Launch
+from skyward.runs.driver import new_run
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def packed(program: str, *arguments: str, is_module: bool = False, includes: str
     """What a program takes along."""
     image = sky.Image(includes=includes.split())
     declared = Declared(name="main", where="program.py, line 2", root=Path.cwd(), image=image)
-    return pack(Launch.of(program, arguments, is_module=is_module), [declared])
+    return pack(new_run(program, arguments, is_module=is_module), [declared])
 
 
 def test_a_script_takes_its_modules_along_at_their_places() -> None:
