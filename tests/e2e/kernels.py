@@ -44,16 +44,6 @@ class Cell:
         """Its last expression's value as text."""
         return "".join(content["data"]["text/plain"] for content in self._of("execute_result"))
 
-    @property
-    def displays(self) -> dict[str, list[str]]:
-        """The states of each display, the last of which is shown, by its identifier."""
-        states: dict[str, list[str]] = defaultdict(list)
-        for kind, content in self.published:
-            if kind in ("display_data", "update_display_data"):
-                assert (kind == "display_data") == (content["transient"]["display_id"] not in states)
-                states[content["transient"]["display_id"]].append(content["data"]["text/plain"])
-        return states
-
 
 class Kernel:
     """A kernel of this Python for the time of a `with` block."""

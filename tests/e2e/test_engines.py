@@ -101,19 +101,6 @@ def test_two_clean_builds_on_a_newer_engine_are_one_image(
         _check_every_kind(images, file, client, dict(newer.env), result["tag"])
 
 
-def test_a_progress_that_names_every_step(images: Images, newer: OwnEngine) -> None:
-    """Buildx's account is read as that of older commands: starts, lines, failures with their last words."""
-    done = images("build", images.file("echo some words; exit 7"), "--json", **newer.env)
-
-    assert done.status == 4
-    (error,) = done.of("error")
-    assert "asked for by your run=" in error["message"]
-    assert "exit status 7" in error["message"]
-    assert [event["line"] for event in done.of("output")][-1] == "some words"
-    states = [event["state"] for event in done.of("layer") if "echo some words" in event["name"]]
-    assert states == ["start", "failed"]
-
-
 def test_layers_compressed_with_zstd(images: Images, newer: OwnEngine) -> None:
     """Pushed so on request; the engine runs the image by the registry's digest, pulled anew."""
     where = f"{REGISTRY}/zstd-{secrets.token_hex(3)}/x"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import skyward as sky
 from skyward._pool.collective.diagnosis import STUCK_S
-from skyward.errors import CollectiveHangError, PluginError, TaskTimeoutError, WorkerLostError
+from skyward.errors import CollectiveHangError, WorkerLostError
 from tests.e2e import jax_image
 from tests.e2e.failing_frameworks import fails_in, total, works_on
-from tests.e2e.failing_functions import absent
 
 torch = pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
@@ -98,15 +97,6 @@ def test_a_rank_that_returned_is_named_by_those_that_wait(pool: sky.ComputePool,
     assert not whole(pool, framework) & before
 
 
-def test_a_rank_that_is_late_is_shown_when_the_time_is_up(pool: sky.ComputePool, framework: str) -> None:
-    """No rank has failed; the error shows what each was doing."""
-    with pytest.raises(TaskTimeoutError) as caught:
-        fails_in(framework, 0, "return").with_timeout(4) @ pool
-    assert "# nobody answers" in str(caught.value)
-    assert "rank 0 (node 0) had returned." in str(caught.value)
-    whole(pool, framework)
-
-
 @pytest.mark.parametrize("framework", ["torch"], indirect=True)
 def test_a_rank_that_computes_on_is_let_finish(pool: sky.ComputePool) -> None:
     """Uneven work is no hang, however long ago the others have returned."""
@@ -114,13 +104,3 @@ def test_a_rank_that_computes_on_is_let_finish(pool: sky.ComputePool) -> None:
     idle, busy = works_on(STUCK_S + 3.0) @ pool
     assert (idle < 1.0, busy > STUCK_S) == (True, True)
     assert whole(pool, "torch") == before
-
-
-def test_a_rank_that_never_arrives_fails_the_start(framework: str, containers: Callable[[str], list[Any]]) -> None:
-    """It is named soon after the deadline, and nothing is left."""
-    pool = pool_of(framework, absent(1), provision_timeout=8)
-    began = time.monotonic()
-    with pytest.raises(PluginError, match=r"rank 1 \(node 1\)"), pool:
-        pytest.fail("the pool must not open")
-    assert time.monotonic() - began < pool.stages["image"] + 8 + STOPPED_S
-    assert containers(pool.id) == []

@@ -235,16 +235,6 @@ def test_an_error_stops_the_others(pool: sky.ComputePool) -> None:
     assert any(sky.compute(functions.was_stopped)(0) @ pool)
 
 
-def test_a_timeout_is_that_of_joblib(pool: sky.ComputePool) -> None:
-    """`multiprocessing.TimeoutError`, as its documentation says; the pool goes on."""
-    import multiprocessing
-
-    with pytest.raises(multiprocessing.TimeoutError):
-        Parallel(n_jobs=2, timeout=0.5)(delayed(functions.where_after)(30) for _ in range(2))
-
-    assert nodes_used() == {0, 1}
-
-
 def test_loops_inside_calls_run_where_the_call_does(pool: sky.ComputePool) -> None:
     """One after the other, in the process of the call."""
     for inner, outer in Parallel(n_jobs=-1)(delayed(functions.inside)(i) for i in range(4)):

@@ -106,16 +106,6 @@ def test_output_goes_to_the_cell_that_called(kernel: Kernel) -> None:
     assert (third.printed(), third.result) == ("", "0.9")
 
 
-def test_progress_of_calls_is_a_display(kernel: Kernel) -> None:
-    """One, which is updated in its place and empty in the end."""
-    cell = kernel.run("len(pool.map(time.sleep, [0.1] * 16))")
-
-    (states,) = cell.displays.values()
-    assert states[0].startswith("sleep(): 9 of 16 calls") or " of 16 calls" in states[0]
-    assert states[-1] == ""
-    assert (cell.result, cell.printed("stderr")) == ("16", "")
-
-
 def test_tracebacks_are_those_of_the_node_and_of_the_cell(kernel: Kernel) -> None:
     """The way through this library is left out, but for the line that raises."""
     for code in ("broken() >> pool", "(broken() > pool).result()", "pool.map(broken.fn.__call__, [])\nbroken() @ pool"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.commands import SKYWARD, Images
-from tests.e2e.test_interrupt import processes_naming
-from tests.waiting import wait_until
+from tests.e2e.commands import Images
 
 START_LIMIT_S = 60
 
@@ -77,17 +73,3 @@ def test_podman_builds_on_its_engine(
     assert "asked for by your run=" in error["message"]
     assert "exit status 7" in error["message"]
     assert "some words" in [event["line"] for event in failed.of("output")]
-
-
-def test_an_interrupted_build_of_podman_ends_its_step(podman: dict[str, str], engine: Any, tmp_path: Path) -> None:
-    """Ctrl-C ends the command of the image as well."""
-    env = {**os.environ, **podman}
-    file = Images(engine, tmp_path).file("echo begun; exec sleep 4711")
-    with subprocess.Popen(
-        [*SKYWARD, "build", str(file), "--json"], env=env | {"XDG_CACHE_HOME": str(tmp_path)}, stdout=subprocess.PIPE
-    ) as build:
-        assert build.stdout is not None
-        assert any(json.loads(line).get("line") == "begun" for line in build.stdout)
-        wait_until(lambda: processes_naming("^sleep 4711"))
-        build.send_signal(signal.SIGINT)
-    wait_until(lambda: not processes_naming("^sleep 4711"))

@@ -72,10 +72,3 @@ def test_the_reference_shows_parameters_and_commands(site: Path) -> None:
 
     shown = set(re.findall(r'<h\d id="[^"]*">(skyward[^<]*)<', text_of(site, "cli")))
     assert shown == set(commands(cli, "skyward")) - {"skyward"}
-
-
-def test_guides_show_the_programs_that_are_tested(site: Path) -> None:
-    """Embedded lines are those of the files."""
-    page = re.sub(r"<[^>]+>", "", text_of(site, "guides/pytorch-distributed"))
-    assert page.count("dist.all_reduce(metrics, op=dist.ReduceOp.SUM)") == 2  # the piece, and the whole program
-    assert "examples/guides/06_pytorch_distributed.py:" not in page

@@ -133,19 +133,6 @@ def test_after_an_import_that_was_interrupted_modules_can_be_imported(fresh: sky
     assert functions.total([1, 2, 3]) >> fresh == (6, (functions.total([]) >> fresh)[1])
 
 
-@pytest.mark.parametrize("fresh", [4], indirect=True)
-def test_neighbours_of_an_import_that_was_interrupted_go_on(fresh: sky.ComputePool, tmp_path: Path) -> None:
-    """They run to their end, once; what has not begun waits for the fresh process."""
-    path = tmp_path / "half"
-    neighbours = [functions.counts_runs(str(tmp_path / str(number)), 2.0) > fresh for number in range(3)]
-    future = functions.half_imports(str(path)) > fresh
-    wait_until(path.exists)
-    later = [functions.total([number]) > fresh for number in range(30)]
-    future.cancel()
-    assert [each.result(60)[0] for each in later] == list(range(30))
-    assert [each.result(60) for each in neighbours] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("fresh", [1, 4], indirect=True)
 def test_exceptions_and_results_that_end_processes_are_errors_of_their_calls(fresh: sky.ComputePool) -> None:
     """The worker and the program go on, and the next call finds the same process."""

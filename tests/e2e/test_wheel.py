@@ -9,12 +9,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import pytest
 
@@ -33,29 +31,21 @@ with sky.ComputePool(nodes=2, display="quiet") as pool:
 """
 
 
-class Built(NamedTuple):
-    source: Path
-    wheel: Path
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The source distribution, and the wheel that is built from it.
-
-    They are built from a copy of the tree: files that other tests make and remove meanwhile end a build.
-    """
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution of a copy: files that other tests make meanwhile end a build."""
     into, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree") / "skyward"
     made = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".engine", ".kube", ".slurm", ".stand", ".*_cache")
     shutil.copytree(ROOT, tree, symlinks=True, ignore=made)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (source,), (wheel,) = into.glob("*.tar.gz"), into.glob("*.whl")
-    return Built(source, wheel)
+    (wheel,) = into.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
-def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Run a command of an environment that has the wheel, and of this one the packages that it depends on."""
     place = tmp_path_factory.mktemp("installed")
     venv.create(place / "venv", symlinks=True)
@@ -63,7 +53,7 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     # A folder named in a .pth file is searched, and its own .pth files, such as that of an editable skyward, are not.
     (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     pip = [sys.executable, "-m", "pip", "--python", str(place / "venv/bin/python"), "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", "--ignore-installed", str(built.wheel)], check=True)
+    subprocess.run([*pip, "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(*words: str) -> str:
@@ -75,9 +65,9 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return run
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     """Every file of the package, those that are no Python too; no test, script or example."""
-    with zipfile.ZipFile(built.wheel) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     kept = subprocess.run(["git", "ls-files", "skyward"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     about = {name for name in names if PurePosixPath(name).parts[0] == f"skyward-{skyward.__version__}.dist-info"}
@@ -85,15 +75,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     assert {PurePosixPath(name).parts[0] for name in names - about} == {"skyward"}
     assert {"skyward/py.typed", "skyward/__init__.pyi", "skyward/image/scripts/step.sh"} <= names
     assert not [name for name in names if "__pycache__" in name]
-
-
-def test_the_source_distribution_holds_what_tests_need_and_nothing_of_this_machine(built: Built) -> None:
-    """The suite, the documentation and the examples; no environment, engine or built site."""
-    with tarfile.open(built.source) as archive:
-        parts = {PurePosixPath(name).parts[1:] for name in archive.getnames()}
-    top = {part[0] for part in parts}
-    assert {"skyward", "tests", "docs", "examples", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= top
-    assert not top & {".venv", ".engine", ".stand", ".kube", ".slurm", ".git", "site", "dist"}
 
 
 def test_five_lines_run_from_the_wheel(installed: Callable[..., str], tmp_path: Path) -> None:

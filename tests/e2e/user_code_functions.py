@@ -140,17 +140,6 @@ def total(numbers: list[int]) -> tuple[int, int]:
     return int(np.array(numbers).sum()), os.getpid()
 
 
-@sky.compute
-def counts_runs(path: str, seconds: float) -> int:
-    """How often this has begun."""
-    with Path(path).open("a+", encoding="ascii") as file:
-        file.write("x")
-        file.flush()
-        time.sleep(seconds)
-        file.seek(0)
-        return len(file.read())
-
-
 # exceptions and results that end processes ------------------------------------------------------------------------
 
 
