@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import skyward as sky
 from skyward.errors import PoolError, WorkerLostError
 from tests.e2e import dask_functions as functions
 from tests.e2e.stand import ssh, stand
+from tests.waiting import wait_until
 
 dask = pytest.importorskip("dask", reason="Dask is not installed here; `pip install -e .[dev]` brings it")
 distributed = pytest.importorskip("distributed")
@@ -39,13 +39,6 @@ def pool() -> Iterator[sky.ComputePool]:
 
 def nodes_used(client: Any) -> set[int]:
     return set(client.gather(client.map(functions.where, range(8), pure=False)))
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + AGAIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def has_both(client: Any) -> Callable[[], bool]:
@@ -106,14 +99,14 @@ def test_lost_processes_and_nodes_join_again(engine: Any) -> None:
         client = pool.dask
         with pytest.raises(WorkerLostError):
             functions.end_process() >> pool
-        soon(has_both(client))
+        wait_until(has_both(client), AGAIN_S)
         assert nodes_used(client) == {0, 1}
         for node in (1, 0):
             engine.containers.get(f"skyward-{pool.id}-{node}").kill()
-            soon(lambda: pool.current_nodes() < 2)
-            soon(lambda: pool.current_nodes() == 2)
-            soon(lambda: client.status == "running")
-            soon(has_both(client))
+            wait_until(lambda: pool.current_nodes() < 2, AGAIN_S)
+            wait_until(lambda: pool.current_nodes() == 2, AGAIN_S)
+            wait_until(lambda: client.status == "running", AGAIN_S)
+            wait_until(has_both(client), AGAIN_S)
             assert nodes_used(client) == {0, 1}
     with pytest.raises(PoolError):
         _ = pool.dask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,12 @@ import pytest
 
 import skyward as sky
 from skyward.plugins._ray import TOKEN
+from tests.waiting import wait_until
 
 if find_spec("ray") is None or find_spec("grpc") is None:
     pytest.skip("Ray is not installed here; `pip install -e .[dev]` brings it", allow_module_level=True)
 
 AGAIN_S = 180.0
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + AGAIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def processes_with(text: str) -> list[str]:
@@ -59,7 +53,7 @@ def pool(ray: Any) -> Iterator[sky.ComputePool]:
         yield pool
     assert not ray.is_initialized()
     assert "RAY_ADDRESS" not in os.environ
-    soon(lambda: processes_with(f"skyward-{pool.id}") == [])
+    wait_until(lambda: processes_with(f"skyward-{pool.id}") == [], AGAIN_S)
     assert list(Path("/tmp").glob(f"skyward-{pool.id}*")) == []
 
 
@@ -179,5 +173,5 @@ def test_the_program_is_connected_again_when_node_0_is_lost(pool: sky.ComputePoo
             refused += 1
             assert time.monotonic() < deadline
     assert refused > 0
-    soon(lambda: sorted(alive(ray).values()) == ["127.0.1.1", "127.0.1.2"])
+    wait_until(lambda: sorted(alive(ray).values()) == ["127.0.1.1", "127.0.1.2"], AGAIN_S)
     assert not before.keys() & alive(ray).keys()
