@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import skyward as sky
-from tests.conftest import ROOT
 
 Script = Callable[..., "subprocess.Popen[str]"]
 PAYLOAD = 256 * 1024 * 1024
@@ -58,7 +57,6 @@ PROGRAM = """
 import json, sys
 import numpy as np
 import skyward as sky
-from tests.e2e.conftest import IMAGE
 
 def peak():  # not by getrusage(): a process inherits that from the one that started it
     with open("/proc/self/status") as file:
@@ -80,7 +78,7 @@ def length(x):
 
 x = np.ones({payload} // 8)
 found = {{}}
-with sky.ComputePool(sky.{provider}(), nodes={nodes}, image=IMAGE, display="quiet") as pool:
+with sky.ComputePool(sky.Local(), nodes={nodes}, display="quiet") as pool:
     nodes_before, client_before = memory() @ pool, peak()
     if "{how}" == "there and back":
         y = echo(x) >> pool
@@ -94,26 +92,25 @@ print(json.dumps(found))
 """
 
 
-def measure(script: Script, provider_name: str, how: str, nodes: int) -> dict[str, Any]:
+def measure(script: Script, how: str, nodes: int) -> dict[str, Any]:
     """Extra memory at the peak, in payloads, of a fresh client and fresh workers."""
-    provider = "Docker" if provider_name == "docker" else "Local"
-    text = PROGRAM.format(provider=provider, how=how, nodes=nodes, payload=PAYLOAD)
-    program = script(text, PYTHONPATH=str(ROOT))
+    text = PROGRAM.format(how=how, nodes=nodes, payload=PAYLOAD)
+    program = script(text)
     out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
     found = json.loads(out)
     return {"client": found["client"] / PAYLOAD, "nodes": [extra / PAYLOAD for extra in found["nodes"]]}
 
 
-def test_a_large_array_there_and_back_costs_one_copy(script: Script, provider_name: str) -> None:
+def test_a_large_array_there_and_back_costs_one_copy(script: Script) -> None:
     """256 MB: the worker holds the argument, which is the result; the client the result. Nobody holds it twice."""
-    extra = measure(script, provider_name, "there and back", 1)
+    extra = measure(script, "there and back", 1)
     assert 0.8 < extra["client"] < 1.3
     assert 0.8 < extra["nodes"][0] < 1.3
 
 
-def test_a_large_argument_for_all_nodes_is_not_copied_here(script: Script, provider_name: str) -> None:
+def test_a_large_argument_for_all_nodes_is_not_copied_here(script: Script) -> None:
     """A broadcast sends views of the caller's own memory, to each node once."""
-    extra = measure(script, provider_name, "to all", 2)
+    extra = measure(script, "to all", 2)
     assert extra["client"] < 0.3
     assert all(0.8 < node < 1.3 for node in extra["nodes"])

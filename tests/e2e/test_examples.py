@@ -85,14 +85,6 @@ def test_digits_on_containers_twice(record_property: Callable[[str, object], Non
     assert first_result_s < FIRST_RESULT_S
 
 
-def test_digits_on_processes() -> None:
-    """The same program without Docker gives the same models."""
-    ran = run("examples/digits.py", "--provider", "local")
-
-    check_digits(ran)
-    assert "the pool's image is not used" in ran.err
-
-
 def test_the_readme_example_on_containers(tmp_path: Path) -> None:
     """What the README shows is what it prints, lines of different nodes in any order."""
     code, output = example_and_output(README)

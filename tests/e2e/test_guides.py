@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 GUIDES = ROOT / "examples" / "guides"
 PATHS = sorted(GUIDES.glob("[0-9]*.py"))
 # left to `make test-all`
-LARGE = ("roundtrip", "per_gpu", "keras", "jax", "tensorflow", "huggingface", "ray", "dask")
+LARGE = ("roundtrip", "per_gpu", "kubernetes", "keras", "jax", "tensorflow", "huggingface", "ray", "dask")
 PROGRAMS = [
     pytest.param(path, id=path.stem, marks=pytest.mark.large if any(word in path.stem for word in LARGE) else ())
     for path in PATHS
