@@ -34,6 +34,7 @@ done
 if [ $# -gt 0 ]; then
     "$@" /bin/sh -c 'printf "\nskyward: runs\n"' &
     started=$!
-    (sleep 20 && kill -9 "$started") &
+    (sleep 20 && kill -9 "$started") >/dev/null &
     wait "$started"
+    kill "$!"
 fi

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import operator
-import os
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ import skyward as sky
 from skyward.errors import ConfigError, NoActivePoolError, PoolError, ProviderError, SerializationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.nodes.local_host import check_memory
-from skyward.plugins import _volumes
 
 
 @sky.compute
@@ -272,24 +270,6 @@ def test_without_a_pool_sky_says_how_to_open_one(target: Any, monkeypatch: pytes
     monkeypatch.setenv(ENV_VAR, place.to_json())
     with pytest.raises(NoActivePoolError, match=r"runs on node 1 of one\. .*let the client send it"):
         same(1) >> target
-
-
-def test_volumes_without_a_login_are_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And soon: off EC2 nobody asks its metadata server. A login of the nodes' own counts."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setattr(_volumes, "_VENDOR", tmp_path / "vendor")
-    volumes = [sky.Volume("data", "/data")]
-    with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
-        sky.ComputePool(sky.Docker(), volumes=volumes)
-    own = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
-    sky.ComputePool(sky.Docker(), volumes=volumes, secrets=own)
-    (tmp_path / "vendor").write_text("Amazon EC2\n")
-    sky.ComputePool(sky.Docker(), volumes=volumes)
 
 
 def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
