@@ -67,6 +67,18 @@ def test_only_the_head_prints(loud: sky.ComputePool, printed: Printed) -> None:
     assert sorted(seen.err.splitlines()) == ["[0] head err 0", "[1] head err 1"]
 
 
+def test_standard_error_of_the_head_only(loud: sky.ComputePool, printed: Printed) -> None:
+    """`@sky.stderr` is the same for the other stream; both can be combined."""
+    sky.compute(sky.stderr(only="head")(both))("one") @ loud
+    seen = printed.read()
+    assert len(seen.out.splitlines()) == 2
+    assert seen.err.splitlines() == ["[0] one err 0"]
+    sky.compute(sky.stderr(only="head")(sky.stdout(only=lambda info: info.node == 1)(both)))("two") @ loud
+    seen = printed.read()
+    assert seen.out.splitlines() == ["[1] two out 1"]
+    assert seen.err.splitlines() == ["[0] two err 0"]
+
+
 def test_silent(loud: sky.ComputePool, printed: Printed) -> None:
     """Mutes both streams on every node; the next call is heard again, also after an error in the muted one."""
 
@@ -84,18 +96,30 @@ def test_silent(loud: sky.ComputePool, printed: Printed) -> None:
     assert "again out" in printed.read().out
 
 
-def test_a_generator_prints_while_it_runs(loud: sky.ComputePool, printed: Printed) -> None:
-    """What it prints before an item is there with the item."""
+def test_muting_is_per_call_not_per_process(loud: sky.ComputePool, printed: Printed) -> None:
+    """Muted and unmuted calls run side by side in one worker; each keeps or loses exactly its own lines."""
 
     @sky.compute
-    def steps() -> Iterator[int]:
-        for n in range(3):
-            print(f"step {n}", flush=True)
-            yield n
+    def heard(name: str) -> None:
+        for n in range(50):
+            print(f"heard {name} {n}")
+            print(f"heard {name} {n}", file=sys.stderr)
+            time.sleep(0.001)
 
-    assert list(steps() >> loud) == [0, 1, 2]
-    out = printed.until(out="step 2\n").out.splitlines()
-    assert [line[4:] for line in out] == ["step 0", "step 1", "step 2"]
+    @sky.compute
+    @sky.silent
+    def unheard(name: str) -> None:
+        for n in range(50):
+            print(f"unheard {name} {n}")
+            print(f"unheard {name} {n}", file=sys.stderr)
+            time.sleep(0.001)
+
+    names = [str(n) for n in range(12)]
+    sky.gather(*(call(name) for name in names for call in (heard, unheard))) >> loud
+    seen = printed.read()
+    for text in seen:
+        lines = [re.sub(r"^\[[01]\] ", "", line) for line in text.splitlines()]
+        assert sorted(lines) == sorted(f"heard {name} {n}" for name in names for n in range(50))
 
 
 def test_output_below_python(loud: sky.ComputePool, printed: Printed) -> None:
@@ -158,21 +182,6 @@ def test_many_lines_quickly_without_loss(loud: sky.ComputePool, printed: Printed
     out = printed.until(out=f"line {count - 1}\n").out.splitlines()
     assert time.monotonic() - started < 30
     assert [line[4:] for line in out] == [f"line {n}" for n in range(count)]
-
-
-def test_lines_of_every_kind_are_shown_with_their_call(loud: sky.ComputePool, printed: Printed) -> None:
-    """Without a newline, flushed in parts, with CRLF: each is there, and is no part of the next call's."""
-
-    @sky.compute
-    def say(n: int) -> None:
-        print("crlf\r\nnext", end="\r\n")
-        print(f"flushed {n}", end="", flush=True)
-        print(", and no end", end="")
-
-    for n in range(5):
-        say(n) >> loud
-        lines = [line[4:] for line in printed.read().out.splitlines()]
-        assert lines == ["crlf", "next", f"flushed {n}, and no end"]
 
 
 BARS = """

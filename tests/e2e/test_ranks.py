@@ -74,6 +74,11 @@ def test_ranks_gather_while_they_are_set_up(ranks: sky.ComputePool) -> None:
     assert bootstraps() @ ranks == ["once\n"] * 4
 
 
+def test_ranks_gather_in_a_call(ranks: sky.ComputePool) -> None:
+    """Each gets what all have given."""
+    assert total(100) @ ranks == [406] * 4
+
+
 def test_secrets_reach_functions_and_nobody_else(
     ranks: sky.ComputePool, provider_name: str, containers: Callable[[str], list[Any]]
 ) -> None:
