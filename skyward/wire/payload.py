@@ -30,7 +30,6 @@ _LARGE = 1 << 20  # bytes; the pickler calls `write` with each string of 64 KiB 
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # checking more items costs more than the general pickler
-_ARRAYS = frozenset({"ndarray", "memmap"})  # numpy pickles them as writable unless they are plain arrays
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one is sent as text
 _MAIN = ("__main__", "__mp_main__")
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
@@ -56,7 +55,7 @@ def _code_with_file(code: CodeType) -> tuple[Any, ...]:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle's pickler with six special cases.
 
-    These are files of code, decorated functions, views of buffers, exceptions, tensors, and read-only arrays.
+    These are files of code, decorated functions, views of buffers, exceptions, tensors, and maps of files.
     """
 
     dispatch_table: ClassVar = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
@@ -73,8 +72,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return reduced
         elif tensors.is_storage(kind):
             return tensors.reduce(obj)
-        elif kind.__name__ in _ARRAYS and _loses_its_flag(obj, kind):
-            return _read_only, (_without_file(obj),)
+        elif kind.__name__ == "memmap" and kind.__module__.partition(".")[0] == "numpy":
+            return _itself, (obj.view(sys.modules["numpy"].ndarray),)  # numpy would copy it into the pickle
         return super().reducer_override(obj)
 
 
@@ -122,21 +121,7 @@ def undecorated(module: str, qualname: str) -> Any:
     return found
 
 
-def _loses_its_flag(array: Any, kind: type) -> bool:
-    """Return whether numpy would pickle this read-only array as a writable one."""
-    if kind.__module__.partition(".")[0] != "numpy" or array.flags.writeable:
-        return False
-    return kind.__name__ == "memmap" or not (array.flags.c_contiguous or array.flags.f_contiguous)
-
-
-def _without_file(array: Any) -> Any:
-    """Return a plain array with the same values, without a file map and contiguous."""
-    plain = array.view(sys.modules["numpy"].ndarray)
-    return plain if plain.flags.c_contiguous or plain.flags.f_contiguous else plain.copy()
-
-
-def _read_only(array: Any) -> Any:
-    array.flags.writeable = False
+def _itself(array: Any) -> Any:
     return array
 
 
