@@ -92,13 +92,13 @@ def test_logs_show_what_was_printed_after_the_end(
 
 def test_logs_of_a_run_that_goes_on_say_so(start: Start, runs: Path, capfd: Output) -> None:
     """With -f they go on with it."""
-    start("train-1", 100, 0.15)
+    start("train-1", 70, 0.1)
     wait_until(lambda: (runs / "train-1" / "output").exists(), 60)
 
     assert main(["logs", "train-1"]) == 0
     assert "train-1 still runs; `skyward logs -f train-1` goes on." in capfd.readouterr().err
     assert main(["logs", "-f", "train-1"]) == 0
-    assert capfd.readouterr().out == lines(100)
+    assert capfd.readouterr().out == lines(70)
 
 
 def _with_pool(runs: Path, run: str, pool: str, name: str | None, text: str, at: float, ready: int = 0) -> None:
