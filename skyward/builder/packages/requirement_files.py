@@ -56,7 +56,9 @@ def no_lock(folder: Path) -> ConfigError:
     return ConfigError(f"The project in {folder} has no lock (uv.lock or pylock.toml). Run `uv lock` in {folder}.")
 
 
-def read_requirements(path: Path, name: str, root: Path, kind: str = "requirement") -> Iterator[Line]:
+def read_requirements(
+    path: Path, name: str, root: Path, kind: str = "requirement", above: tuple[Path, ...] = ()
+) -> Iterator[Line]:
     """Yield the lines of a file and of the files it includes.
 
     Args:
@@ -64,12 +66,15 @@ def read_requirements(path: Path, name: str, root: Path, kind: str = "requiremen
         name: its name as given, for messages.
         root: base of the image's relative paths.
         kind: "requirement" or "constraint".
+        above: the files that include it.
 
     Raises:
-        ConfigError: it cannot be read, or a line is not supported for images; the message names the file.
+        ConfigError: it cannot be read, includes itself, or a line is not supported for images; the message names the file.
     """
     if path.name in _EXPORTS:
         raise no_lock(path.parent)
+    if path in above:
+        raise ConfigError(f"{path} includes itself.")
     try:
         text = _COMMENT.sub("", path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -80,7 +85,7 @@ def read_requirements(path: Path, name: str, root: Path, kind: str = "requiremen
         value = found[2].strip("\"'") if found else line
         if option in ("--requirement", "--constraint") and value and "://" not in value:
             inner = "constraint" if option == "--constraint" else kind
-            yield from read_requirements(located(path.parent, value), value, root, inner)
+            yield from read_requirements(located(path.parent, value), value, root, inner, (*above, path))
             continue
         try:
             if option in ("--index-url", "--extra-index-url", "--find-links"):

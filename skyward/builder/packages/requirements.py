@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from packaging.dependency_groups import resolve_dependency_groups
 
 from skyward.builder.packages.local import LocalPackage, local_package, located
 from skyward.builder.packages.lock import Request, Rules
@@ -13,6 +16,7 @@ from skyward.builder.packages.project import Choice, Locked, from_pylock, lock_o
 from skyward.builder.packages.pylock import Target
 from skyward.builder.packages.requirement_files import Line, read_requirements
 from skyward.errors import ConfigError
+from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
 from skyward.model.image_fields import local_minor, platform_of
 
@@ -95,8 +99,7 @@ class _Reading:
         for name in self._image.requirements:
             path = located(self._root, name)
             if path.name == "pyproject.toml":
-                locked = self._locked(path.parent, Choice(itself=False))
-                self._take(locked, f"{name}, [project] dependencies")
+                self._of_project(path.parent, Choice(itself=False), f"{name}, [project] dependencies")
             elif _PYLOCK.fullmatch(path.name):
                 self._take(from_pylock(path, Choice(), self._root, self._target), name)
             else:
@@ -116,13 +119,21 @@ class _Reading:
             raise ConfigError(
                 f"Image: groups={list(names)!r}, but there is no pyproject.toml in {self._root} or above."
             )
-        known = {package_name(name) for name in read_project(folder).get("dependency-groups", {})}
+        document = read_project(folder)
+        known = {package_name(name) for name in document.get("dependency-groups", {})}
+        optional = _optional(document).keys()
+        if unknown := [name for name in names if name not in known | optional]:
+            listed = ", ".join(sorted(known | optional)) or "none"
+            raise ConfigError(
+                f"Image: groups names {unknown[0]!r}, which {folder / 'pyproject.toml'} does not have; "
+                f"it has: {listed}."
+            )
         chosen = tuple(name for name in names if name in known)
         extras = tuple(name for name in names if name not in known)
         if chosen:
-            self._take(self._locked(folder, Choice(groups=chosen, alone=True)), f"your groups={list(chosen)!r}")
+            self._of_project(folder, Choice(groups=chosen, alone=True), f"your groups={list(chosen)!r}")
         if extras:
-            self._take(self._locked(folder, Choice(extras=extras, itself=False)), f"your groups={list(extras)!r}")
+            self._of_project(folder, Choice(extras=extras, itself=False), f"your groups={list(extras)!r}")
 
     def local(self) -> None:
         """Read local wheels and projects; those with a lock as it has them."""
@@ -137,6 +148,26 @@ class _Reading:
                 self._take(locked, f"your pip=[{entry!r}]", {package_name(_name_of(folder)): entry})
             else:
                 self._packages[folder] = local_package(entry, folder)
+
+    def _of_project(self, folder: Path, choice: Choice, origin: str) -> None:
+        """Add what a project requires: as its lock has it, else as its pyproject.toml says."""
+        if lock_of(folder):
+            self._take(self._locked(folder, choice), origin)
+            return
+        path, document = folder / "pyproject.toml", read_project(folder)
+        try:
+            entries = [fields.requirement(entry) for entry in _declared(document, choice)]
+        except (ConfigError, ValueError, TypeError, LookupError, ExceptionGroup) as error:
+            raise ConfigError(f"{path} cannot be used for {origin}: {error}") from None
+        sources = {package_name(name) for name in document.get("tool", {}).get("uv", {}).get("sources", {})}
+        said = {name for index in self._image.pip_indexes for name in index.packages}
+        said |= {requirement_name(entry) for entry in self._image.pip}
+        if missing := sorted(sources & {requirement_name(entry) for entry in entries} - said):
+            raise ConfigError(
+                f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image "
+                f"follows only through a lock: run `uv lock` in {folder}, or name the source in pip_indexes= or pip=."
+            )
+        self._found += [(entry, origin) for entry in entries]
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
         return locked_project(folder, choice, self._root, self._target)
@@ -173,6 +204,35 @@ class _Reading:
             case "find-links":
                 sources = replace(sources, find_links=(*sources.find_links, line.text))
         self._rules = replace(rules, sources=sources)
+
+
+def _declared(document: Mapping[str, Any], choice: Choice) -> Iterable[str]:
+    """Return the chosen requirements of a pyproject.toml: of dependency groups (PEP 735), of extras, or its own."""
+    if choice.groups:
+        return resolve_dependency_groups(document["dependency-groups"], *choice.groups)
+    if choice.extras:
+        return [entry for name in choice.extras for entry in _optional(document)[name]]
+    project = document.get("project")
+    if project is None or "dependencies" in project.get("dynamic", ()):
+        raise ConfigError("It has no static [project] dependencies. Run `uv lock` beside it, or install the project.")
+    return project.get("dependencies", ())  # type: ignore[no-any-return]
+
+
+def _optional(document: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+    """Return the optional dependencies of a project, with those of its own extras that they name."""
+    project = document.get("project", {})
+    found = {package_name(name): entries for name, entries in project.get("optional-dependencies", {}).items()}
+
+    def expanded(name: str, seen: frozenset[str]) -> Iterator[str]:
+        for entry in found.get(name, ()):
+            if requirement_name(entry) == package_name(project.get("name", "")) and "[" in entry:
+                names = map(package_name, map(str.strip, entry.partition("[")[2].partition("]")[0].split(",")))
+                for inner in {*names} - seen:
+                    yield from expanded(inner, seen | {inner})
+            else:
+                yield entry
+
+    return {name: list(expanded(name, frozenset({name}))) for name in found}
 
 
 def _name_of(folder: Path) -> str:

@@ -14,7 +14,7 @@ from skyward.builder.packages.lock import lock_requirements
 from skyward.builder.packages.requirements import resolve_files
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock
-from skyward.model.image import Image, Project, local_path
+from skyward.model.image import Image, PipIndex, Project, local_path
 from tests.unit.builder.wheels import make_wheel
 
 Tree = Callable[[dict[str, str]], Path]
@@ -78,6 +78,13 @@ def test_a_file_of_requirements(tree: Tree) -> None:
     assert origins["pip:numpy<3,>=2"] == "requirements.txt"
     assert origins["pip:six"] == "last.txt"
     assert "pip:numpy" not in origins
+
+
+def test_a_file_may_not_include_itself(tree: Tree) -> None:
+    """Neither through another one."""
+    root = tree({"a.txt": "-r b.txt", "b.txt": "six\n-r a.txt"})
+    with pytest.raises(ConfigError, match=r"a\.txt includes itself"):
+        requirement_lines(Image(requirements=["a.txt"]), root)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,48 @@ def test_groups_of_a_standard_lock(tree: Tree) -> None:
     tree({"pylock.toml": PYLOCK.replace("'linux'", "'win32'")})
     with pytest.raises(ConfigError, match=r"pylock.toml does not fit linux/.*environments"):
         resolve_files(Image(pip=["-r pylock.toml"]), root)
+
+
+TABLES = """
+train = ["Torch >=2", {include-group = "Base_Tools"}]
+base-tools = ["tqdm"]
+"""
+SOURCED = '[dependency-groups]\ndev=["torch"]\n[tool.uv.sources]\nTorch={index="x"}'
+
+
+def test_projects_without_a_lock(tree: Tree) -> None:
+    """Groups (PEP 735), optional dependencies and `pyproject.toml` among the requirements mean what the file says."""
+    root = tree({"pyproject.toml": PROJECT + TABLES, "images/x.toml": ""}) / "images"
+    assert requirement_lines(Image(groups=["Train"]), root) == ("torch>=2", "tqdm")
+    assert requirement_lines(Image(groups=["all"]), root) == ("torch>=2", "tqdm")
+    assert requirement_lines(Image(requirements=["../pyproject.toml"]), root) == ("numpy", "rich>=13")
+    image = resolve_files(Image(groups=["base_tools"]), root).image
+    assert image.groups == ()
+    assert dict(image.origins) == {"pip:tqdm": "your groups=['base-tools']"}
+    tree({"pyproject.toml": SOURCED})
+    image = Image(groups=["dev"], pip_indexes=[PipIndex("https://a.example", ["torch"])])
+    assert requirement_lines(image, root) == ("torch",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            PROJECT + TABLES,
+            r"groups names 'dev', which .*pyproject.toml does not have; it has: all, base-tools, gpu, train",
+        ),
+        ('[dependency-groups]\ndev=[{include-group="dev"}]', r"pyproject.toml cannot be used for your groups"),
+        ('[dependency-groups]\ndev=["a b"]', r"pyproject.toml cannot be used for your groups"),
+        ('[dependency-groups]\ndev="six"', r"pyproject.toml cannot be used for your groups"),
+        ("[dependency", r"pyproject.toml cannot be read"),
+        (SOURCED, r"takes torch from a source of its own"),
+    ],
+)
+def test_groups_that_cannot_be_used(tree: Tree, text: str, message: str) -> None:
+    """The message names the file."""
+    root = tree({"pyproject.toml": text})
+    with pytest.raises(ConfigError, match=message):
+        requirement_lines(Image(groups=["dev"]), root)
 
 
 def test_local_packages_bring_what_they_need(wheels: Path, tree: Tree) -> None:
