@@ -69,7 +69,7 @@ def read_requirements(
         above: the files that include it.
 
     Raises:
-        ConfigError: it cannot be read, includes itself, or a line is not supported for images; the message names the file.
+        ConfigError: it cannot be read, includes itself, or a line is not supported; the message names the file.
     """
     if path.name in _EXPORTS:
         raise no_lock(path.parent)
