@@ -129,7 +129,8 @@ def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:
 def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource] | SkywardError]]:
     """Query all places in parallel; yield what exists at each, or the error that prevented the query.
 
-    Places that only records name may be unreachable by now, and are not waited for as long.
+    Places that only records name may be unreachable by now, and are not waited for as long. They may also be others
+    by another name or with another key: what was found before is left out.
     """
     answers = [Future[Sequence[Resource]]() for _ in places]
 
@@ -142,13 +143,21 @@ def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource]
     for place, answer in zip(places, answers, strict=True):
         threading.Thread(target=ask, args=(place, answer), name="skyward-ask", daemon=True).start()
     until = time.monotonic() + _RECORDED_S
+    seen = set[tuple[str, int, str]]()
     for place, answer in zip(places, answers, strict=True):
         try:
-            yield place, answer.result(max(0.0, until - time.monotonic()) if place.is_recorded else None)
+            found = answer.result(max(0.0, until - time.monotonic()) if place.is_recorded else None)
+            new = [each for each in found if not place.is_recorded or _identity(each) not in seen]
+            seen |= {_identity(each) for each in new}
+            yield place, new
         except TimeoutError:
             yield place, ProviderError(f"There was no answer within {_RECORDED_S:g} s.")
         except SkywardError as error:
             yield place, error
+
+
+def _identity(each: Resource) -> tuple[str, int, str]:
+    return each["pool"], each["node"], each["name"]
 
 
 @dataclass(frozen=True, slots=True)
