@@ -99,5 +99,5 @@ def test_the_runner_is_this_package_and_cloudpickle() -> None:
     """The image gets the sources that the client itself runs, and nothing compiled."""
     paths = [path for path, _ in runner_files()]
     assert {"skyward/__init__.py", "skyward/errors.py", "cloudpickle/cloudpickle.py"} <= set(paths)
-    assert all(re.fullmatch(r"(skyward|cloudpickle)/\S+\.py", path) for path in paths)
+    assert all(re.fullmatch(r"(skyward|cloudpickle)/\S+\.(py|sh)", path) for path in paths)
     assert re.fullmatch(r"[0-9a-f]{64}", runner_digest())
