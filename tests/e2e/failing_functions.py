@@ -48,19 +48,6 @@ def ring_once(marker: str) -> sky.Plugin:
     return sky.Plugin.create("ring-once").with_around_app(around_app).with_collective()
 
 
-def absent(missing: int) -> sky.Plugin:
-    """A group that one rank never joins."""
-
-    @contextmanager
-    def around_app(info: sky.InstanceInfo) -> Iterator[None]:
-        if info.global_worker_index == missing:
-            time.sleep(300)
-        gather(None, name="absent")
-        yield
-
-    return sky.Plugin.create("absent").with_around_app(around_app).with_collective()
-
-
 def wait_for_peers() -> None:
     """What a collective call looks like to the others when one rank does not come."""
     ours, _theirs = socket.socketpair()

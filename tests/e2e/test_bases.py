@@ -154,20 +154,6 @@ def test_a_python_that_prints(base: Make) -> None:
         ensure(plan, store, lambda _: None)
 
 
-def test_a_python_that_prints_oddly(base: Make) -> None:
-    """What it prints without a line's end, or as it ends, is not taken for its version; empty lines disturb uv, too."""
-    text = "import sys, atexit; print(7, end=''); atexit.register(print, 'bye')"
-    with sky.ComputePool(
-        sky.Docker(), image=sky.Image(base=base("ends-loud", f'RUN echo "{text}" >{OWN}/odd.pth\n'))
-    ) as pool:
-        assert (rights() >> pool)["uid"] != 0
-    image = sky.Image(base=base("blank", f"RUN echo 'import sys; print()' >{OWN}/blank.pth\n"), pip=["six"])
-    store = sky.Docker().images
-    plan = plan_for(image, store, python=PYTHON, platform="linux/amd64")
-    with pytest.raises(BuildError, match="prints as it starts, with which uv cannot work: '\n"):
-        ensure(plan, store, lambda _: None)
-
-
 def test_a_base_without_accounts(base: Make) -> None:
     """Its user is a number that nobody has named."""
     image = sky.Image(base=base("nobody", "RUN rm /etc/passwd /etc/group\nUSER 4713\n"), pip=["six"])

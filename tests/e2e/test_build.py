@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import select
 import signal
-import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -20,26 +16,13 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.errors import BuildError, ImageError
+from skyward.errors import BuildError
 from skyward.image.steps import UV
 from skyward.model.image import PipIndex
-from tests.e2e.building import PYTHON, Built, search
+from tests.e2e.building import PYTHON, Built
 from tests.unit.builder.wheels import make_wheel
 
 CPU = "https://download.pytorch.org/whl/cpu"
-# the certificate of nobody: its text is looked for where no secret may be
-CANARY_CA = """-----BEGIN CERTIFICATE-----
-MIIBiTCCAS+gAwIBAgIUbhy2WQo3kP7DHW5VgT1Fbl47DIYwCgYIKoZIzj0EAwIw
-GTEXMBUGA1UEAwwOc2t5d2FyZCBjYW5hcnkwIBcNMjYxMTIxMDQ1MTI4WhgPMjEy
-NjEwMjgwNDUxMjhaMBkxFzAVBgNVBAMMDnNreXdhcmQgY2FuYXJ5MFkwEwYHKoZI
-zj0CAQYIKoZIzj0DAQcDQgAEBQknpkg5Ilw60OtubiOJeEWbCXeEsYk2W5WVYBJw
-ElCgyR/hqzhPI85nyQ3QXMI7W6hZ956DGLoYjKLRpKOYeaNTMFEwHQYDVR0OBBYE
-FFVqYyBpvxAAVja8oxHdkdXxK9CvMB8GA1UdIwQYMBaAFFVqYyBpvxAAVja8oxHd
-kdXxK9CvMA8GA1UdEwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIhAPj0HYTS
-qjQGYDbzB9NHt39MN2OT2m+j1s2AnhjOz9nEAiAbUNHfMUFjn3kwlZk68PIfN89G
-v54DzZd5d1zCG9Fn3g==
------END CERTIFICATE-----
-"""
 ENV = {"QUOTED": "a \"b\" 'c' $HOME `id` \\", "LINES": "one\ntwo\r\n# three \\\nfour", "UMLAUT": "ä→𝄞"}
 
 
@@ -108,64 +91,6 @@ def test_a_scoped_package_has_one_source(built: Built, tmp_path: Path, monkeypat
     pulled_in = built(sky.Image(pip=[holder, "six"], pip_indexes=[index]))
     assert built.run(pulled_in, say) == "1.0+cpu True\n"
     assert str(tmp_path) not in listed.dockerfile + str(listed.files)
-
-
-def _index_with_password(wheel: Path, password: str) -> ThreadingHTTPServer:
-    """A package index that answers only those who know the password."""
-    expected = "Basic " + base64.b64encode(f"user:{password}".encode()).decode()
-    name = wheel.name.split("-")[0]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = f'<a href="/files/{wheel.name}">{wheel.name}</a>'.encode()
-            pages = {f"/simple/{name}/": page, f"/files/{wheel.name}": wheel.read_bytes()}
-            body = pages.get(self.path)
-            allowed = self.headers["Authorization"] == expected
-            self.send_response(401 if not allowed else 200 if body else 404)
-            self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
-            self.send_header("Content-Length", str(len(body or b"") if allowed else 0))
-            self.end_headers()
-            if allowed and body and self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_request(self, code: object = "-", size: object = "-") -> None:
-            """Quiet."""
-
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-
-
-def test_no_secret_is_left(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The site's CA bundle and the password of an index are used, and are in no layer, history, label or report."""
-    canary = f"canary{secrets.token_hex(8)}"
-    name = f"private{secrets.token_hex(4)}"
-    bundle = Path(os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "")
-    (tmp_path / "ca.pem").write_text(CANARY_CA + (bundle.read_text() if bundle.is_file() else ""))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    server = _index_with_password(make_wheel(tmp_path, name, "1.0"), canary)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        url = f"http://user:{canary}@127.0.0.1:{server.server_port}/simple"
-        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", url)
-        used = [
-            f'grep -q {CANARY_CA.splitlines()[3]} "$SSL_CERT_FILE"',
-            'grep user: "$UV_CONFIG_FILE" "$PIP_CONFIG_FILE"',
-        ]
-        plan = built(sky.Image(pip=[name], run=used))
-        failing = sky.Image(pip=[f"{name}==9"])
-        with pytest.raises(ImageError, match=f"your pip=.*{name}") as failed:
-            built(failing)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert built.run(plan, f"import {name}; print({name}.version)") == "1.0\n"
-    history = str(built.engine.images.get(plan.tag).history()) + str(built.engine.images.get(plan.tag).attrs)
-    assert canary not in history + plan.dockerfile + "".join(built.reports) + str(failed.value)
-    found = search(built.engine.images.get(plan.tag), [canary.encode(), CANARY_CA.splitlines()[5].encode()])
-    assert found == []
 
 
 def test_another_uv_is_not_installed(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,14 +95,6 @@ def _docker() -> dict[str, str]:
     return {name: os.environ[name] for name in ("DOCKER_HOST", "HOME") if name in os.environ}
 
 
-def test_a_change_that_keeps_every_size_and_time(images: Images) -> None:
-    """Builders fetch again only what looks changed: a Dockerfile of the same length is not taken for the last one."""
-    for _ in range(2):
-        tag = images("build", images.file()).out.split()[0]
-        identity = images.engine.images.get(tag).labels["skyward.image"]
-        assert tag.endswith(identity[:16])
-
-
 def test_events(images: Images) -> None:
     """Each step starts, prints and ends as an event."""
     done = images("build", images.file("echo one; echo two >&2; head -c 100000 /dev/zero > /zeros"), "--json")

@@ -8,9 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,30 +18,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.commands import SKYWARD, Done, Images
+from tests.e2e.sshd import Site, site
 from tests.unit.builder.wheels import make_wheel
 
-REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-SERVER = """
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host
-PidFile none
-AuthorizedKeysFile {folder}/key.pub
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-SetEnv DOCKER_HOST={docker} TMPDIR={folder}/there SKYWARD_DOCKER_CLI={cli}
-"""
-CLIENT = """
-Host *
-  IdentityFile {folder}/key
-  IdentitiesOnly yes
-  UserKnownHostsFile {folder}/known
-"""
+__all__ = ["site"]
 
-pytestmark = pytest.mark.skipif(SSHD is None, reason="there is no sshd; install the package openssh-server")
+REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
+pytestmark = pytest.mark.parametrize("site", ["OpenSSH"], indirect=True)
 
 
 @dataclass(frozen=True)
@@ -52,55 +33,40 @@ class Machine:
 
     Attributes:
         url: its address.
-        folder: where its keys are; `there` in it is its directory for temporary files.
+        temp: its directory for temporary files.
     """
 
     url: str
-    folder: Path
+    temp: Path
 
     @property
     def left(self) -> list[str]:
         """What builds have left there."""
-        return [path.name for path in (self.folder / "there").iterdir()]
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    folder = tmp_path_factory.mktemp("ssh")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    for name in ("host", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    for name in ("there", "bin"):
-        (folder / name).mkdir()
-    cli = os.environ.get("SKYWARD_DOCKER_CLI", "docker")
-    facts = {"port": port, "folder": folder, "docker": os.environ["DOCKER_HOST"], "cli": cli}
-    (folder / "sshd_config").write_text(SERVER.format(**facts))
-    (folder / "ssh_config").write_text(CLIENT.format(**facts))
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
-    # OpenSSH takes the user's home from the system, not from the environment; so this is how to configure it
-    ssh = folder / "bin" / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
-    ssh.chmod(0o755)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd confines the part of it that has no rights
-    assert SSHD
-    with subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE) as server:
-        assert server.stderr
-        heard = [server.stderr.readline()]
-        while heard[-1] and b"Server listening" not in heard[-1]:
-            heard.append(server.stderr.readline())
-        assert heard[-1], b"".join(heard).decode()
-        yield Machine(f"ssh://{getpass.getuser()}@127.0.0.1:{port}", folder)
-        server.terminate()
+        return [path.name for path in self.temp.iterdir()]
 
 
 @pytest.fixture
-def images(engine: Any, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Images]:
+def machine(site: Site) -> Machine:
+    """Its sessions have this machine's engine and docker command."""
+    temp = site.folder / "there"
+    temp.mkdir()
+    there = {
+        "DOCKER_HOST": os.environ["DOCKER_HOST"],
+        "TMPDIR": temp,
+        "SKYWARD_DOCKER_CLI": os.environ.get("SKYWARD_DOCKER_CLI", "docker"),
+    }
+    server = site.serve("SetEnv=" + " ".join(f"{name}={value}" for name, value in there.items()))
+    site.configure(f"Host *\n  IdentityFile {site.key}\n  UserKnownHostsFile {site.known(server)}\n")
+    return Machine(f"ssh://{getpass.getuser()}@127.0.0.1:{server.port}", temp)
+
+
+@pytest.fixture
+def images(
+    engine: Any, machine: Machine, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Images]:
     """The command line on a client without Docker."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(machine.folder / "bin"))
+    monkeypatch.setenv("PATH", str(site.folder / "bin"))
     monkeypatch.delenv("DOCKER_HOST")
     monkeypatch.delenv("SKYWARD_DOCKER_CLI", raising=False)
     images = Images(engine, tmp_path)

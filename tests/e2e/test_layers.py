@@ -166,12 +166,6 @@ def test_an_apt_edit_changes_no_other_layer(built: Built, first: Plan) -> None:
     ]
 
 
-def test_a_command_that_changes_a_package(built: Built, first: Plan) -> None:
-    """Python sees the change, though it does not compare the bytecode that was installed with its source."""
-    command = f"sed -i s/1.0/patched/ /opt/venv/lib/python{PYTHON_TAG[2]}.{PYTHON_TAG[3:]}/site-packages/{SMALL}.py"
-    assert built.run(built(_image(run=[command], secrets=[])), f"import {SMALL} as s; print(s.version)") == "patched\n"
-
-
 def test_a_layer_holds_what_it_installs_and_nothing_else(built: Built, first: Plan) -> None:
     """Source and bytecode of its own packages; nothing of the layers below is written once more."""
     layers = [[each.name for each in layer] for layer in files_of_layers(built.engine.images.get(first.tag))]
@@ -182,14 +176,6 @@ def test_a_layer_holds_what_it_installs_and_nothing_else(built: Built, first: Pl
         assert files == {f"{module}.py", f"{module}.cpython-{PYTHON_TAG[2:]}.pyc"}
         others = {each.replace("-", "_") for each in (CUDA, FRAME, BIG, NATIVE, SMALL)} - {module}
         assert not [path for path in own[kind] if any(f"/{other}" in path for other in others)]
-
-
-def test_a_label_costs_no_layer(built: Built, first: Plan) -> None:
-    """Labels stand last: another one gives another image of the same layers."""
-    labelled = replace(first, dockerfile=f'{first.dockerfile}LABEL more="1"\n', tag=f"{first.tag}-labelled")
-    built.made.append(labelled.tag)
-    building.build(labelled, built.note, built.store, {"TOKEN": b"canary-one"})
-    assert built.layers(labelled.tag) == built.layers(first.tag)
 
 
 def test_a_rotated_secret_builds_nothing(built: Built, first: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

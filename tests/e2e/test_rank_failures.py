@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import PluginError, PoolError, TaskTimeoutError, WorkerLostError
+from skyward.errors import PoolError, TaskTimeoutError, WorkerLostError
 from tests.e2e.conftest import IMAGE, provider_of
 from tests.e2e.failing_functions import (
-    absent,
     fails_later,
     fails_on,
     fails_together,
@@ -33,7 +32,6 @@ from tests.e2e.failing_functions import (
     pid,
     ring,
     ring_once,
-    wait_for_peers,
     yields_until,
 )
 from tests.printed import Printed
@@ -199,17 +197,6 @@ def test_a_group_that_cannot_be_made_again_says_why(new_pool: Make) -> None:
         path.unlink()
 
 
-def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: Containers, provider_name: str) -> None:
-    """It is named, soon after the deadline, and nothing is left."""
-    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=15)
-    began = time.monotonic()
-    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 15 s"), pool:
-        pytest.fail("the pool must not open")
-    assert time.monotonic() - began < 15 + STOPPED_S
-    if provider_name == "docker":
-        assert containers(pool.id) == []
-
-
 def test_a_lost_container_is_named_and_replaced(containers: Containers, printed: Printed) -> None:
     """Its ranks come back in another container, and with them the group, of fresh processes everywhere."""
     with sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, plugins=[ring()]) as pool:
@@ -265,11 +252,3 @@ def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., sub
     finally:
         program.kill()
         program.communicate()
-
-
-def test_wait_for_peers_waits() -> None:
-    """The stand-in for a collective really blocks: else the tests above would prove nothing."""
-    thread = threading.Thread(target=wait_for_peers, daemon=True)
-    thread.start()
-    thread.join(0.2)
-    assert thread.is_alive()

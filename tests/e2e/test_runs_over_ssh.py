@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -155,60 +155,6 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(start: Start, find: Find)
     assert [entry.fields["text"] for entry in entries] == [f"line {n}\n" for n in range(150)]
     assert (facts.phase, facts.status) == ("ended", 0)
     assert sum("answers again" in each for each in said) == 2
-
-
-def test_a_machine_that_falls_silent_is_said_to_be_lost(
-    find: Find, start: Start, server: Server, request: pytest.FixtureRequest
-) -> None:
-    """As one does whose power fails: nothing is closed, nothing answers."""
-    start("train", 1000, 0.1)
-
-    def end(text: str) -> None:
-        raise RuntimeError(text)
-
-    run = find("train")
-    following = follow(run, "output", Losses(run, end))
-    next(following)
-    processes = [server.process.pid, *descendants(server.process.pid)]
-
-    def wake() -> None:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
-
-    request.addfinalizer(wake)
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
-    lost = time.monotonic()
-
-    with pytest.raises(RuntimeError, match=r"does not answer.*Run train may still run there; trying to reach it again"):
-        for _ in following:
-            pass
-
-    assert time.monotonic() - lost < 45  # it takes 8 s; a connection without keep-alives never ends
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have."""
-    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for child in children for each in (child, *descendants(child))]
-
-
-def test_the_commands_find_a_run_on_a_machine_that_is_named(
-    site: Site, server: Server, there: Path, start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """By --at; without it they say that it is not known here."""
-    start("train", 5).wait()
-    user = os.environ.get("USER") or site.host(server, "").user
-    at = f"--at=ssh://{user}@127.0.0.1:{server.port}?key={site.key}&known_hosts={site.known(server)}"
-
-    assert main(["attach", "train"]) == 2
-    assert "--at ssh://user@host" in capfd.readouterr().err
-    assert main(["attach", "train", "--json", at]) == 0
-    told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [each["text"] for each in told[:-1]] == [f"line {n}\n" for n in range(5)]
-    assert main(["logs", "train", at]) == 0
-    assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
 
 
 def test_a_pointer_leads_to_the_machine(

@@ -9,6 +9,7 @@ import base64
 import logging
 import os
 import secrets
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,20 @@ READ = (
     f" | wc -c > /{WORD}; echo >&2"
 )
 
+# the certificate of nobody: its text is looked for where no secret may be
+CANARY_CA = """-----BEGIN CERTIFICATE-----
+MIIBiTCCAS+gAwIBAgIUbhy2WQo3kP7DHW5VgT1Fbl47DIYwCgYIKoZIzj0EAwIw
+GTEXMBUGA1UEAwwOc2t5d2FyZCBjYW5hcnkwIBcNMjYxMTIxMDQ1MTI4WhgPMjEy
+NjEwMjgwNDUxMjhaMBkxFzAVBgNVBAMMDnNreXdhcmQgY2FuYXJ5MFkwEwYHKoZI
+zj0CAQYIKoZIzj0DAQcDQgAEBQknpkg5Ilw60OtubiOJeEWbCXeEsYk2W5WVYBJw
+ElCgyR/hqzhPI85nyQ3QXMI7W6hZ956DGLoYjKLRpKOYeaNTMFEwHQYDVR0OBBYE
+FFVqYyBpvxAAVja8oxHdkdXxK9CvMB8GA1UdIwQYMBaAFFVqYyBpvxAAVja8oxHd
+kdXxK9CvMA8GA1UdEwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIhAPj0HYTS
+qjQGYDbzB9NHt39MN2OT2m+j1s2AnhjOz9nEAiAbUNHfMUFjn3kwlZk68PIfN89G
+v54DzZd5d1zCG9Fn3g==
+-----END CERTIFICATE-----
+"""
+
 
 def forms(way: str) -> list[bytes]:
     """A canary as it is, in an address, in a header."""
@@ -41,7 +56,7 @@ def forms(way: str) -> list[bytes]:
     return list(dict.fromkeys([CANARIES[way].encode(), quote(CANARIES[way]).encode(), login[:-4]]))
 
 
-NEEDLES = [form for way in WAYS for form in forms(way)]
+NEEDLES = [*(form for way in WAYS for form in forms(way)), CANARY_CA.splitlines()[5].encode()]
 
 
 @contextmanager
@@ -95,6 +110,8 @@ def entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     with private_indexes(tmp_path / "wheels") as (port, seen):
         (tmp_path / "netrc").write_text(f"machine localhost login netrc password {CANARIES['netrc']}\n")
         (tmp_path / "token").write_text(CANARIES["file"])
+        bundle = Path(os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "")
+        (tmp_path / "ca.pem").write_text(CANARY_CA + (bundle.read_text() if bundle.is_file() else ""))
         keyring = tmp_path / "bin/keyring"
         keyring.parent.mkdir()
         keyring.write_text(f'#!/bin/sh\n[ "$3" = keyring ] && cat {tmp_path}/held\n')
@@ -113,6 +130,7 @@ def entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
             "UV_CACHE_DIR": str(tmp_path / "uv"),
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "NETRC": str(tmp_path / "netrc"),
+            "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
             "PATH": f"{keyring.parent}:{os.environ['PATH']}",
             "BUILD_TOKEN": CANARIES["build"],
             "SKYWARD_SECRET_FILE_TOKEN_FILE": str(tmp_path / "token"),
@@ -137,7 +155,7 @@ def test_no_canary_is_found(
     built = Built(sky.Docker().images, engine)
     image = sky.Image(
         pip=[f"{way}{WORD}" for way in INDEXES],
-        run=[READ],
+        run=[READ, f'grep -q {CANARY_CA.splitlines()[3]} "$SSL_CERT_FILE"'],
         secrets=["BUILD_TOKEN", "file.token", "HF_TOKEN"],
         env={"PLAIN": "1"},
     )

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from scripts.stand import faults, registry
+from scripts.stand import faults
 from scripts.stand.place import Stand
-from skyward.delivery import deliver
-from skyward.errors import ConfigError, EngineError, ImageError, ProviderError
+from skyward.errors import ConfigError, EngineError, ProviderError
 from tests.e2e import functions, programs
 from tests.e2e.functions import lengths
 from tests.e2e.stand import IMAGE, directories_on, forget_image, wait_until
@@ -243,13 +242,6 @@ def test_a_host_that_is_not_there_is_named_in_time(ssh: Make, stand: Stand) -> N
     assert "cannot be resolved" in said
 
 
-def test_two_names_of_one_machine_are_refused(ssh: Make, stand: Stand) -> None:
-    """The second finds the pool's directory made by the first; nothing is left of that."""
-    facts = json.loads(stand.hosts_file.read_text())
-    names = (stand.host(1).login, f"{stand.host(1).login}:22")
-    assert "File exists" in refusal(sky.SSH(*names, key=facts["key"], known_hosts=facts["known_hosts"]))
-
-
 def test_wrong_values_are_refused_before_anything(tmp_path: Path) -> None:
     """No host, a host twice, a key that is not there, a way to build that does not exist."""
     wrong: list[tuple[tuple[str, ...], dict[str, Any]]] = [
@@ -264,29 +256,6 @@ def test_wrong_values_are_refused_before_anything(tmp_path: Path) -> None:
     for hosts, settings in wrong:
         with pytest.raises(ConfigError):
             sky.SSH(*hosts, **settings)
-
-
-def test_a_host_that_cannot_reach_the_registry_is_named(
-    ssh: Make, stand: Stand, repository: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the engine's answer."""
-    image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
-    with sky.ComputePool(ssh(1, registry=repository), image=image) as pool:
-        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
-    name = repository.removeprefix("http://")
-
-    def login(_: str) -> dict[str, str]:
-        registry.down(stand)  # after the client's engine has found the image there
-        return {}
-
-    monkeypatch.setattr(deliver, "engine_login", login)
-    try:
-        with pytest.raises(ImageError, match=f"{stand.host(3).login} could not pull image {name}@sha256:"):
-            sky.ComputePool(ssh(3, registry=repository), image=image).__enter__()
-    finally:
-        registry.up(stand)
-    forget(stand, tag)
-    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
 
 
 # the command line ----------------------------------------------------------------------------------------------------

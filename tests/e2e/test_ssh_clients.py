@@ -106,18 +106,6 @@ def test_a_session_takes_and_gives_lines(host: SshHost, tmp_path: Path) -> None:
         assert connection.ended.wait(PATIENT_S)
 
 
-def test_what_the_command_says_of_its_end_is_the_reason(host: SshHost, tmp_path: Path) -> None:
-    """The last line of its standard error; actions for the end are done, also those that come too late."""
-    done = []
-    with connected(host, tmp_path / "c", "sh", "-c", "echo no disk >&2; exit 3") as connection:
-        connection.at_end(lambda: done.append("early"))
-        assert connection.ended.wait(PATIENT_S)
-        assert connection.why == "no disk"
-        wait_until(lambda: done == ["early"], PATIENT_S)
-        connection.at_end(lambda: done.append("late"))
-        assert done == ["early", "late"]
-
-
 def test_sockets_are_forwarded(host: SshHost, listening: list[str], tmp_path: Path) -> None:
     """Unix sockets and ports, several connections side by side, more than a window holds; an end passes through."""
     payload = os.urandom(1 << 20) * 20

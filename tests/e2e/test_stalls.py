@@ -62,33 +62,6 @@ def test_a_worker_that_does_not_read_holds_up_no_clock_and_no_heartbeat() -> Non
         assert healthy.result(20) == "slept"
 
 
-def test_a_stopped_node_is_lost_in_time_though_an_argument_is_on_its_way() -> None:
-    """Ten seconds after the first question; the node beside it goes on."""
-    with sky.ComputePool(sky.Local(), nodes=2, ttl=8, display="quiet") as pool:
-        agent, worker = (pids() @ pool)[0]
-        stopped = [agent, worker]
-        healthy = None
-        try:
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
-            calls = [take(np.zeros(16 << 20)) > pool for _ in range(2)]
-            began = time.monotonic()
-            done = [call for call in calls if not isinstance(call.exception(14), WorkerLostError)]
-            assert time.monotonic() - began < 13
-            assert len(done) == 1  # the other one had been sent to the stopped node, and may have run there
-            lost = next(call for call in calls if call not in done)
-            assert "answered nothing" in str(lost.exception(0))
-            assert "may have run" in str(lost.exception(0))
-            healthy = sleep(10) > pool
-            assert healthy.result(20) == "slept"
-        finally:
-            for pid in stopped:
-                try:
-                    os.kill(pid, signal.SIGCONT)
-                except ProcessLookupError:
-                    pass  # the pool has removed it
-
-
 def test_results_that_have_arrived_are_results_though_the_agent_is_gone(tmp_path: Path) -> None:
     """Agents are killed in the middle of thousands of calls: none that may not run twice does."""
     with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
