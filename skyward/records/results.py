@@ -1,23 +1,18 @@
-"""A file of computed results, to which each result is appended as a line of JSON and the bytes that it describes.
+"""A file of computed results: an SQLite database to which each result is added as it arrives.
 
 If the writer is killed, at most the result being written is lost. After a power failure, up to a second's results may
-also be missing. A result whose bytes were damaged counts as missing; a file with a damaged line is refused. One writer
-uses the file at a time, guarded by a lock that ends with its process.
+also be missing. One writer uses the file at a time.
 
 Readers unpickle the results, so the file must belong to this user, and nobody else may access it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import json
 import os
 import stat
-import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -25,8 +20,19 @@ from typing import Self
 from skyward.errors import ConfigError, JournalError
 from skyward.system import time
 
-_HEADER = b"skyward results 2\n"
+_APPLICATION = 0x736B7972  # marks a database as ours
 _SYNC_S = 1.0  # how often written data is forced to disk
+_CHUNK = 1 << 28  # bytes in one row; SQLite's limit is a gigabyte
+_OPEN = f"""
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+BEGIN EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS chunks (key TEXT, part INTEGER, data BLOB);
+CREATE INDEX IF NOT EXISTS keys ON chunks (key);
+PRAGMA application_id = {_APPLICATION};
+COMMIT;
+"""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,13 +56,6 @@ class ResultKey:
     occurrence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    start: int  # of its bytes
-    sizes: Sequence[int]
-    digest: str
-
-
 class ResultJournal:
     """The journal of one writer. As a context manager it closes the file at the end, so that others can use it.
 
@@ -65,29 +64,32 @@ class ResultJournal:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, creating it if necessary, and find its results.
+        """Open the file, creating it if necessary.
 
         Raises:
             ConfigError: it is another kind of file, belongs to another user, is accessible to others, or is in use by
             another process.
             JournalError: it cannot be opened or read, or is damaged.
         """
+        import sqlite3  # few programs have journals
+
         self.path = Path(path)
-        self._records: dict[ResultKey, _Record] = {}
         self._synced = time.monotonic()
-        self._file = self._opened()
-        try:
-            self._check()
-            self._end = self._find()
-        except OSError as error:
-            self._leave()
-            raise self._problem("read", error) from error
-        except BaseException:
-            self._leave()
-            raise
+        self._check()
+        with self._explained("opened"):
+            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+            try:
+                (version,) = self._database.execute("PRAGMA application_id").fetchone()
+                (others,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if others and version != _APPLICATION:
+                    raise self._foreign()
+                self._database.executescript(_OPEN)
+            except BaseException:
+                self._database.close()
+                raise
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.keys)
 
     def __enter__(self) -> Self:
         return self
@@ -98,46 +100,38 @@ class ResultJournal:
     @property
     def keys(self) -> Sequence[ResultKey]:
         """Keys of all results in the file."""
-        return tuple(self._records)
+        rows = self._database.execute("SELECT DISTINCT key FROM chunks")
+        return [ResultKey(**json.loads(text)) for (text,) in rows]
 
     def load(self, key: ResultKey) -> list[bytearray] | None:
-        """Return the parts of a result as passed to `keep`; None if there is no such result or it is damaged.
+        """Return the parts of a result as passed to `keep`; None if there is no such result.
 
         Raises:
             JournalError: the file cannot be read.
         """
-        record = self._records.get(key)
-        if record is None:
-            return None
-        try:
-            with open(self._file, "rb", closefd=False) as file:
-                file.seek(record.start)
-                parts = [bytearray(size) for size in record.sizes]
-                whole = all(file.readinto(part) == len(part) for part in parts)
-        except OSError as error:
-            raise self._problem("read", error) from error
-        return parts if whole and _digest(parts) == record.digest else None
+        parts: list[bytearray] = []
+        with self._explained("read"):
+            found = self._database.execute("SELECT part, data FROM chunks WHERE key = ? ORDER BY rowid", (_text(key),))
+            for part, data in found:
+                if part == len(parts):
+                    parts.append(bytearray())
+                parts[part] += data
+        return parts or None
 
     def keep(self, key: ResultKey, parts: Sequence[Buffer]) -> None:
-        """Append a result.
+        """Add a result.
 
         Raises:
             JournalError: it could not be written. Earlier results are unaffected.
         """
-        sizes, digest = [memoryview(part).nbytes for part in parts], _digest(parts)
-        head = json.dumps({**asdict(key), "sizes": sizes, "digest": digest}, separators=(",", ":")).encode()
-        line = b"%08x %b\n" % (zlib.crc32(head), head)
-        try:
-            end = self._write((line, *parts), self._end)
+        with self._explained("written"):
+            with self._database:
+                self._database.execute("BEGIN")
+                rows = ((_text(key), number, data) for number, part in enumerate(parts) for data in _chunks(part))
+                self._database.executemany("INSERT INTO chunks VALUES (?, ?, ?)", rows)
             if time.monotonic() - self._synced >= _SYNC_S:
-                os.fsync(self._file)
+                self._database.execute("PRAGMA wal_checkpoint")
                 self._synced = time.monotonic()
-        except OSError as error:
-            with suppress(OSError):  # the disk may refuse this as it refused the result; the next writer does it
-                os.ftruncate(self._file, self._end)
-            raise self._problem("written", error) from error
-        self._records[key] = _Record(self._end + len(line), sizes, digest)
-        self._end = end
 
     def close(self) -> None:
         """Force everything to disk and close the file, so that others can use it. Repeated calls do nothing.
@@ -145,26 +139,17 @@ class ResultJournal:
         Raises:
             JournalError: the data could not be written.
         """
-        if self._file < 0:
-            return
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise self._problem("written", error) from error
-        finally:
-            self._leave()
-
-    def _opened(self) -> int:
-        try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-        except OSError as error:
-            if error.errno in (errno.EISDIR, errno.ENXIO):
-                raise ConfigError(f"journal= must be a file; {self.path} is not one.") from error
-            raise self._problem("opened", error) from error
+        with self._explained("written"):
+            self._database.close()
 
     def _check(self) -> None:
-        """Check that only this user can access the file, and lock it for this process."""
-        found = os.fstat(self._file)
+        """Create the file if it is missing; check that only this user can access it."""
+        try:
+            with suppress(FileExistsError):  # closing it would give up the locks of another map of this process
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            found = self.path.stat()
+        except OSError as error:
+            raise self._problem("opened", error.strerror or str(error)) from error
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"journal= must be a file; {self.path} is not one.")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -173,61 +158,34 @@ class ResultJournal:
                 f"The journal {self.path} {whose}. Reading a journal runs code that is in it, so it has to be yours, "
                 f"and nobody else may read or write it. If you know where it comes from: chmod 600 {self.path}"
             )
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        import sqlite3
+
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"The journal {self.path} is used by another map, of this process or another one. Wait for its end, or "
-                "use another file."
-            ) from None
+            yield
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise self._foreign() from error
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise ConfigError(
+                    f"The journal {self.path} is used by another map, of this process or another one. Wait for its "
+                    "end, or use another file."
+                ) from None
+            raise self._problem(done, str(error)) from error
 
-    def _leave(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
+    def _foreign(self) -> ConfigError:
+        return ConfigError(f"{self.path} is not a journal of results, and stays as it is. Name another file.")
 
-    def _find(self) -> int:
-        """Index the results, remove an incomplete one at the end, and return the position after the last."""
-        size = os.fstat(self._file).st_size
-        with open(self._file, "rb", closefd=False) as file:
-            beginning = file.readline(len(_HEADER))
-            if not _HEADER.startswith(beginning):
-                raise ConfigError(f"{self.path} is not a journal of results, and stays as it is. Name another file.")
-            if beginning != _HEADER:
-                return self._write((_HEADER,), 0)
-            end = file.tell()
-            while (line := file.readline()).endswith(b"\n"):
-                checksum, _, head = line[:-1].partition(b" ")
-                if checksum != b"%08x" % zlib.crc32(head):
-                    raise JournalError(
-                        f"The journal {self.path} is damaged after {len(self)} results, at byte {end}. To go on with "
-                        f"these alone: truncate -s {end} {self.path}"
-                    )
-                fields = json.loads(head)
-                record = _Record(file.tell(), fields.pop("sizes"), fields.pop("digest"))
-                if record.start + sum(record.sizes) > size:
-                    break
-                end = file.seek(sum(record.sizes), os.SEEK_CUR)
-                self._records[ResultKey(**fields)] = record
-        if end < size:
-            os.ftruncate(self._file, end)
-        return end
-
-    def _write(self, parts: Iterable[Buffer], position: int) -> int:
-        """Write buffers at a position, and return the position after them."""
-        for part in parts:
-            left = memoryview(part).cast("B")
-            while left:
-                count = os.pwrite(self._file, left, position)
-                position, left = position + count, left[count:]
-        return position
-
-    def _problem(self, done: str, error: OSError) -> JournalError:
-        kept = f" What it holds ({len(self)} results) is kept, and found when the program runs again." * bool(self)
-        return JournalError(f"The journal {self.path} could not be {done}: {error.strerror or error}.{kept}")
+    def _problem(self, done: str, why: str) -> JournalError:
+        return JournalError(f"The journal {self.path} could not be {done}: {why}. Results that it holds are kept.")
 
 
-def _digest(parts: Iterable[Buffer]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
+def _text(key: ResultKey) -> str:
+    return json.dumps(asdict(key), separators=(",", ":"))
+
+
+def _chunks(part: Buffer) -> Iterator[memoryview]:
+    whole = memoryview(part).cast("B")
+    return (whole[start : start + _CHUNK] for start in range(0, max(1, len(whole)), _CHUNK))
