@@ -12,11 +12,11 @@ from shutil import rmtree
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report
 from skyward.errors import ConfigError, ProviderError
+from skyward.nodes.run_directory import private_directory
 from skyward.providers.ssh import SSH
 from skyward.records.run import FOLDER_VARIABLE, MODULE, RunRecord, folder_of
-from skyward.runs.container import Detached, pack
 from skyward.runs.describe import first_pool
-from skyward.runs.driver import STARTED, write_launch
+from skyward.runs.driver import PROGRAM_FOLDER, STARTED, write_launch
 
 _NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # specific to this process and this machine
 _OF_VOLUMES = (
@@ -60,17 +60,25 @@ def detach(
             f"{pool.where}: a run whose first pool is on {' or '.join(f'sky.{kind}' for kind in kinds)} cannot be "
             "detached by itself. Say where it is to run, with --on local or --on user@host."
         )
-    program = Detached(
-        run=run, images=[pool], files=pack(run, [pool]), variables=_variables(variables, pool), report=report
-    )
     (provider,) = providers
     assert not isinstance(provider, str)
-    from skyward.runs import on_machines
+    from skyward.runs import container, on_machines
 
-    if rents:
-        return on_machines.on_rented_machines(program, provider, pool, keep_s)
-    assert isinstance(provider, SSH)
-    return on_machines.on_first_host(program, provider)
+    with private_directory() as base:
+        folder = base / "run"
+        folder.mkdir(mode=0o700)
+        program = on_machines.Detached(
+            run=run,
+            pool=pool,
+            folder=folder,
+            words=container.pack(run, pool, folder / PROGRAM_FOLDER),
+            variables=_variables(variables, pool),
+            report=report,
+        )
+        if rents:
+            return on_machines.on_rented_machines(program, provider, keep_s)
+        assert isinstance(provider, SSH)
+        return on_machines.on_first_host(program, provider)
 
 
 def _variables(wanted: Sequence[str], pool: DeclaredPool) -> dict[str, str]:
@@ -84,7 +92,7 @@ def _variables(wanted: Sequence[str], pool: DeclaredPool) -> dict[str, str]:
 def _as_process(run: RunRecord) -> RunRecord:
     """Start the driver as a process in a new session, out of reach of this terminal and process group."""
     record, folder = replace(run, detached=True), folder_of(run.id)
-    write_launch(folder, record, run.words)
+    write_launch(folder, record, run.words, {})
     said = folder / "driver.log"
     command = [sys.executable, "-P", "-m", "skyward.runs.driver", str(folder)]  # -P: no modules of this directory
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:

@@ -10,31 +10,26 @@ import socket
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from shutil import rmtree
 
 from skyward._pool.description import DeclaredPool
-from skyward.builder.events import note
+from skyward.builder.events import Report, note
+from skyward.delivery.deliver import ImageTarget, write_prepared
 from skyward.errors import SkywardError
 from skyward.model.image_fields import platform_of
 from skyward.model.ssh import SshHost
-from skyward.nodes.run_directory import private_directory
 from skyward.nodes.ssh_host import Machine
 from skyward.providers import extensions
-from skyward.providers.base import PoolRequest
+from skyward.providers.base import PoolRequest, Provider
 from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
 from skyward.records.run import Rental, RunRecord, folder_of
-from skyward.runs.container import Delivered, Detached, compiled_for, driver_container, start_driver
+from skyward.runs.container import compiled_for, deliver_images, driver_container, start_driver
+from skyward.runs.driver import write_launch
 from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
-
-if TYPE_CHECKING:
-    from skyward.providers.base import Provider
-    from skyward.providers.cloud.boot import PoolKeys
-
 
 KEEP_S = 3600.0
 _LEASE_S = 60.0
@@ -53,12 +48,29 @@ rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
 """
 
 
-def on_first_host(program: Detached, provider: SSH) -> RunRecord:
-    """Deliver the images of a program's pools to their hosts, and start its driver on the first of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """A program that is to run elsewhere, with everything it needs there.
 
-    Args:
-        program: with everything it needs.
-        provider: of the hosts that the driver reaches, its own first.
+    Attributes:
+        run: a run of it here.
+        pool: its first one.
+        folder: a draft of the run's directory, with the program's files.
+        words: the arguments of `python` there.
+        variables: environment variables for it; they may be secrets.
+        report: receives progress.
+    """
+
+    run: RunRecord
+    pool: DeclaredPool
+    folder: Path
+    words: Sequence[str]
+    variables: Mapping[str, str] = field(repr=False)
+    report: Report
+
+
+def on_first_host(program: Detached, provider: SSH) -> RunRecord:
+    """Deliver the images of a program to the hosts of its pool, and start its driver on the first of them.
 
     Raises:
         ConfigError: what it needs cannot be determined before it runs.
@@ -68,28 +80,25 @@ def on_first_host(program: Detached, provider: SSH) -> RunRecord:
     """
     hosts = {host.name: address_of(host) for host in provider.hosts}
     known = [line for host in provider.hosts for line in known_keys(host, hosts[host.name])]
-    record = program.record()
     request = PoolRequest(pool_id=token_hex(4), nodes=len(provider.hosts), lease_s=_LEASE_S, report=program.report)
     allocation = provider.open(request)
     assert isinstance(allocation, SshAllocation)
     with closing(allocation):
         allocation.acquire()
         machines = sorted(allocation.machines, key=lambda machine: provider.hosts.index(machine.host))
-        delivered = program.deliver(allocation.target(machines), allocation.target(machines[:1]))
-        _start_there(machines, program, record, delivered, hosts, known)
+        record = _start(machines, program, allocation.target(machines), allocation.target(machines[:1]), hosts, known)
     host = provider.hosts[0]
     pointer = replace(record, place=host.name, key=host.key, known_hosts=host.known_hosts)
     pointer.write(folder_of(record.id))
     return pointer
 
 
-def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool, keep_s: float | None) -> RunRecord:
-    """Rent the machines of a program's first pool, and start its driver on the first of them.
+def on_rented_machines(program: Detached, provider: Provider, keep_s: float | None) -> RunRecord:
+    """Rent the machines of a program's first pool, which later ones share, and start its driver on the first of them.
 
     Args:
         program: with everything it needs.
         provider: rents them.
-        pool: the first pool; later ones share its machines.
         keep_s: how long the driver's machine stays after the run's end if nobody fetches the results; None for an hour.
 
     Raises:
@@ -101,14 +110,14 @@ def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool
     from skyward.providers.cloud.provider import CloudProvider  # most runs rent nothing
 
     assert isinstance(provider, CloudProvider)
-    image, _ = compiled_for(pool)
+    image, _ = compiled_for(program.pool)
     request = PoolRequest(
         pool_id=token_hex(4),
         image=image,
-        platform=image.platform or platform_of(pool.architecture),
+        platform=image.platform or platform_of(program.pool.architecture),
         lease_s=provider.capabilities.default_lease_s,
         report=program.report,
-        **pool.machines,
+        **program.pool.machines,
     )
     provider.check(request)
     rented = Rental(
@@ -116,27 +125,24 @@ def on_rented_machines(program: Detached, provider: Provider, pool: DeclaredPool
         pool=request.pool_id,
         keep_s=KEEP_S if keep_s is None else keep_s,
     )
-    record, folder = program.record(rented), folder_of(program.run.id)
-    with closing(provider.rent(request)) as allocation:
+    folder = folder_of(program.run.id)
+    with closing(provider.rent(request)) as allocation, ExitStack() as undo:
         machines = [host.machine for host in allocation.acquire() if isinstance(host, SshNodeHost)]
-        reach = allocation.on_machines
-        delivered = program.deliver(reach.target(machines), reach.target(machines[:1]))
         folder.mkdir(mode=0o700, parents=True)
+        undo.callback(rmtree, folder)
         keys = allocation.copy_keys(folder)
         hosts = {machine.address: SshHost(host=machine.address, user=machine.host.user) for machine in machines}
-        _start_there(machines, program, record, delivered, hosts, _known_inside(keys, machines))
+        lines = dict(line.split(" ", 1) for line in keys.known_hosts.read_text().splitlines())
+        known = [f"{machine.address} {lines[machine.host.host]}" for machine in machines]
+        reach = allocation.on_machines
+        record = _start(machines, program, reach.target(machines), reach.target(machines[:1]), hosts, known, rented)
         place = machines[0].host.name
         pointer = replace(record, place=place, key=str(keys.login_key), known_hosts=str(keys.known_hosts))
         pointer.write(folder)
+        undo.pop_all()
         program.report(note(_cost(allocation.hourly_cost, len(machines), rented)))
         allocation.hand_over()
     return pointer
-
-
-def _known_inside(keys: PoolKeys, machines: Sequence[Machine]) -> list[str]:
-    """Return the host keys of machines, at the addresses at which they reach each other."""
-    known = dict(line.split(" ", 1) for line in keys.known_hosts.read_text().splitlines())
-    return [f"{machine.address} {known[machine.host.host]}" for machine in machines]
 
 
 def _cost(hourly: float, machines: int, rented: Rental) -> str:
@@ -158,49 +164,56 @@ def end_rented(rented: Rental) -> None:
     extensions().load(name)(region).destroy(rented.pool)
 
 
-def _start_there(
+def _start(
     machines: Sequence[Machine],
     program: Detached,
-    record: RunRecord,
-    delivered: Delivered,
+    to_pools: ImageTarget,
+    to_driver: ImageTarget,
     hosts: Mapping[str, SshHost],
     known: Sequence[str],
-) -> None:
-    """Make the machines accept the run's key, copy the run's directory to the first, and start the driver there.
+    rented: Rental | None = None,
+) -> RunRecord:
+    """Deliver the images, make the machines accept the run's key, copy the run's directory to the first, and start the
+    driver there.
 
     Args:
         machines: in the order of `hosts`.
         program: with everything it needs.
-        record: of the run, as the driver's host has it.
-        delivered: images that the machines have.
+        to_pools: the machines, for the pool's image.
+        to_driver: the first of them, for the driver's image.
         hosts: addresses at which they reach each other, by the program's names for them; the driver's first.
         known: lines of a known_hosts file for these.
+        rented: how they were rented; None if they existed before.
+
+    Returns:
+        the record that the first machine has.
 
     Raises:
         EngineError: the engine there refuses.
         ProviderError: a machine cannot be used, or the driver ended before the program ran; nothing is left there.
     """
-    first, run_id = machines[0], record.id
-    there = first.connection.through
+    first, run_id, folder = machines[0], program.run.id, program.folder
+    prepared, image = deliver_images(program.pool, to_pools, to_driver, program.report)
+    record = replace(program.run, detached=True, place="docker", container=f"skyward-run-{run_id}", rented=rented)
+    write_launch(folder, record, program.words, program.variables)
+    write_prepared(folder, prepared)
+    write_handed(folder, hosts)
+    (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in known))
+    seen, group = _look(first, next(iter(hosts.values())))
+    line = line_of(make_key(folder, run_id), seen)
     with ExitStack() as undo:
-        with private_directory() as base:
-            folder = base / "run"
-            program.write(folder, record, delivered)
-            write_handed(folder, hosts)
-            (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in known))
-            public = make_key(folder, run_id)
-            seen, group = _look(first, next(iter(hosts.values())))
-            for machine in machines:
-                undo.callback(_quietly, partial(remove_key, machine.connection.through, run_id))
-                add_key(machine.connection.through, run_id, line_of(public, seen))
-            undo.callback(_quietly, partial(run_script, there, _DROP, run_id))
-            place = run_script(there, _PLACE, run_id, given=_archive(folder)).strip().splitlines()[-1]
+        for machine in machines:
+            undo.callback(_quietly, remove_key, machine.connection.through, run_id)
+            add_key(machine.connection.through, run_id, line)
+        there = first.connection.through
+        undo.callback(_quietly, run_script, there, _DROP, run_id)
+        place = Path(run_script(there, _PLACE, run_id, given=_archive(folder)).strip().splitlines()[-1])
         program.report(note(f"starting the driver on {first.name}"))
         number, own_group = first.facts.user
         user = f"{number}:{own_group if number == 0 else group}"
-        spec = driver_container(record, Path(place), delivered.driver, Path(first.facts.socket), user)
-        start_driver(first.engine, spec, record)
+        start_driver(first.engine, driver_container(record, place, image, Path(first.facts.socket), user))
         undo.pop_all()
+    return record
 
 
 def _look(machine: Machine, address: SshHost) -> tuple[list[str], str]:
@@ -224,7 +237,7 @@ def _archive(folder: Path) -> bytes:
     return data.getvalue()
 
 
-def _quietly(action: Callable[[], object]) -> None:
+def _quietly(action: Callable[..., object], *arguments: object) -> None:
     """Undo a step, ignoring errors: the error that caused the undo is the one to report."""
     with suppress(SkywardError):
-        action()
+        action(*arguments)

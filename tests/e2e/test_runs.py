@@ -76,7 +76,7 @@ def test_a_run_on_hosts_outlives_the_machine_that_started_it(
     copy = fetched(first, place, home)
     check(copy)
     assert not any("skyward-run-" in authorized(host) for host in (first, second))
-    assert not {"key", "known_hosts", "variables.json"} & {path.name for path in copy.iterdir()}
+    assert not {"key", "known_hosts", "launch.json"} & {path.name for path in copy.iterdir()}
     clean(30)
 
 

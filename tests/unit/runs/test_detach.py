@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -11,7 +12,7 @@ from skyward.builder.sources.declared import Declared
 from skyward.delivery.deliver import Prepared, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
-from skyward.runs.container import Pack, pack
+from skyward.runs.container import pack
 from skyward.runs.driver import new_run
 
 
@@ -32,11 +33,17 @@ def files(texts: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def packed(program: str, *arguments: str, is_module: bool = False, includes: str = "") -> Pack:
-    """What a program takes along."""
+def packed(*words: str, is_module: bool = False, includes: str = "") -> tuple[list[str], list[str]]:
+    """The arguments of Python and the files with which a program is started elsewhere."""
     image = sky.Image(includes=includes.split())
     declared = Declared(name="main", where="program.py, line 2", root=Path.cwd(), image=image)
-    return pack(new_run(program, arguments, is_module=is_module), [declared])
+    with TemporaryDirectory() as folder:
+        target = Path(folder, "program")
+        started = pack(new_run(words[0], words[1:], is_module=is_module), declared, target)
+        found = [path for path in target.rglob("*") if path.is_file()]
+        assert all(path.stat().st_mode & 0o077 == 0 for path in target.rglob("*"))
+        marks = [f"{path.relative_to(target)}{'*' * bool(path.stat().st_mode & 0o100)}" for path in found]
+        return list(started), sorted(marks)
 
 
 def test_a_script_takes_its_modules_along_at_their_places() -> None:
@@ -51,51 +58,29 @@ def test_a_script_takes_its_modules_along_at_their_places() -> None:
             "jobs/unused.py": "",
         }
     )
-
-    found = packed("jobs/train.py", "--epochs", "3")
-
-    assert found.words == ("jobs/train.py", "--epochs", "3")
-    assert sorted(found.files) == [
-        "jobs/layers/__init__.py",
-        "jobs/layers/dense.py",
-        "jobs/model.py",
-        "jobs/tools/clean.py",
-        "jobs/train.py",
-    ]
+    names = ("layers/__init__.py", "layers/dense.py", "model.py", "tools/clean.py", "train.py")
+    assert packed("jobs/train.py", "--epochs", "3") == (
+        ["jobs/train.py", "--epochs", "3"],
+        [f"jobs/{name}" for name in names],
+    )
 
 
 def test_a_module_is_packed_with_its_package() -> None:
     """It is started by its name, from the directory above the package."""
     files({"package/__init__.py": "", "package/train.py": "from . import data\n", "package/data.py": ""})
-
-    found = packed("package.train", is_module=True)
-
-    assert found.words == ("-m", "package.train")
-    assert sorted(found.files) == ["package/__init__.py", "package/data.py", "package/train.py"]
+    names = ("__init__.py", "data.py", "train.py")
+    assert packed("package.train", is_module=True) == (["-m", "package.train"], [f"package/{name}" for name in names])
 
 
 def test_included_files_come_along(work: Path) -> None:
     """By their paths below the working directory; what lies elsewhere is refused with the image's line."""
-    files({"program.py": ""})
-    Path("conf").mkdir()
-    Path("conf/a.yaml").write_text("a: 1\n")
-    Path("conf/tool.sh").write_text("exit 3\n")
+    files({"program.py": "", "conf/a.yaml": "a: 1\n", "conf/tool.sh": "exit 3\n"})
     Path("conf/tool.sh").chmod(0o755)
-    assert packed("program.py", includes="conf").files["conf/a.yaml"] == b"a: 1\n"
-    assert packed("program.py", includes="conf").programs == {"conf/tool.sh"}
+    assert packed("program.py", includes="conf")[1] == ["conf/a.yaml", "conf/tool.sh*", "program.py"]
 
     (work.parent / "far.txt").write_text("far")
     with pytest.raises(ConfigError, match=r"program\.py, line 2: .* names \.\./far\.txt, which is not below"):
         packed("program.py", includes="../far.txt")
-
-
-def test_a_pack_is_for_its_user_alone(tmp_path: Path) -> None:
-    """Folders and files are written so that nobody else can read them; programs may be executed."""
-    Pack({"a/b.py": b"1", "a/tool": b"2"}, (), frozenset({"a/tool"})).write(tmp_path / "program")
-
-    assert [(tmp_path / "program/a" / name).stat().st_mode & 0o777 for name in ("b.py", "tool")] == [0o600, 0o700]
-    assert (tmp_path / "program/a/b.py").read_bytes() == b"1"
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "program").rglob("*"))
 
 
 def test_a_driver_finds_images_by_their_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,6 @@ def test_a_module_runs_as_with_python(home: Path) -> None:
     ("words", "told"),
     [
         (["none.py"], "There is no program 'none.py' in"),
-        (["-m", "no_such_module.part"], "There is no module 'no_such_module.part'"),
         (["--name", "../up", "none.py"], "There is no program"),
         (["--json", "-m", "this"], "--json belong to --detach"),
         (["--detach", "--env", "NOT_SET_7", "-m", "this"], "--env NOT_SET_7: there is no such variable"),
