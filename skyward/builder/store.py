@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -88,7 +89,7 @@ class EngineImages:
     def __init__(self, images: Images, report: Report | None = None, builder: SshHost | None = None) -> None:
         self.images = images
         self.report: Report = report or (lambda _: None)
-        self.builder = builder or images.url
+        self.builder = builder or images.address.socket_url
 
     def inspect(self, ref: str) -> ImageFacts | None:
         """Return facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
@@ -122,6 +123,10 @@ class EngineImages:
         auth = credentials.auth if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
         self.report(note(f"pulling {tagged}"))
+        if not auth and not isinstance(self.builder, str | None):  # the user of that machine may have a login there
+            command = self.builder.command("docker", "pull", "--quiet", tagged)
+            if not subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode:
+                return
         try:
             self.images.pull(tagged, auth, paced(self.report, f"pulling {tagged}"))
         except ImageNotFoundError as error:

@@ -5,8 +5,8 @@ Code that only finds an image loads nothing that builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from skyward.builder.explain import recall, remember
 from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
 from skyward.cli.sources import ProgramCommand, declared_in, split
-from skyward.engine import Images, find_engine
-from skyward.errors import ConfigError
+from skyward.engine import EngineAddress, Images, find_engine
+from skyward.errors import ConfigError, EngineError, EngineMissingError, ProviderError
 from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor, platform_of
@@ -156,11 +156,19 @@ def command(
     if any(choice.values()) and not any(Path(source).is_dir() for source in sources):
         raise ConfigError("--group, --extra and --package choose what of a project is installed; name its directory.")
     output = Output(as_json=as_json)
-    place = _place(on) if on else find_engine()
-    with output.errors(), closing(Images(place)) as images:
+    with output.errors(), ExitStack() as stack:
+        try:
+            place, builder = stack.enter_context(_engine_on(on)) if on else (find_engine(), None)
+        except EngineError as error:
+            if mode != "check":
+                raise
+            for source in sources:
+                output.check(source, "", "unknown", str(error))
+            return UNKNOWN
+        images = stack.enter_context(closing(Images(place)))
         target = BuildTarget(
             images=images,
-            engine=EngineImages(images),
+            engine=EngineImages(images, builder=builder),
             is_here=not on,
             platform=platform,
             push=push,
@@ -190,10 +198,29 @@ def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
     return partial(looks.eject, folder=Path(folder))
 
 
-def _place(address: str) -> SshHost:
-    from skyward.model.ssh import SshHost
+@contextmanager
+def _engine_on(address: str) -> Iterator[tuple[EngineAddress, SshHost]]:
+    """Yield the engine of a machine, through an SSH connection, and the machine, whose docker command builds.
 
-    return SshHost.parse(address)
+    Raises:
+        EngineMissingError: the machine cannot be reached, or has no engine that this user may use.
+    """
+    from skyward.model.ssh import SshHost
+    from skyward.nodes.run_directory import private_directory
+    from skyward.nodes.ssh_host import Machine
+    from skyward.ssh.preflight import check_host
+
+    with ExitStack() as stack:
+        try:
+            machine = Machine(SshHost.parse(address), "none", stack.enter_context(private_directory()) / "m", 60)
+            stack.callback(machine.connection.kill)  # its watchdog has changed nothing, and exits
+            findings = [each for each in check_host(machine.name, machine.open(), 0, None) if each.what == "engine"]
+            place, builder = machine.engine_address, machine.connection.through
+        except ProviderError as error:
+            raise EngineMissingError(f"The Docker engine on {address} cannot be reached. {error}") from error
+        if findings:
+            raise EngineMissingError(f"The Docker engine on {address} cannot be used. {findings[0].text}")
+        yield place, builder
 
 
 def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
@@ -226,7 +253,7 @@ def _to_registry(plan: Plan, target: BuildTarget, result: Result, report: Report
     cache = shared_cache(reference, plan.platform, images)
     _on_engine(plan, target, result, report, cache)
     if target.zstd:
-        result.reference = push_zstd(plan.tag, reference, report=report, docker_host=images.url)
+        result.reference = push_zstd(plan.tag, reference, report=report, docker_host=images.address.socket_url)
     else:
         result.reference = push(plan.tag, reference, engine=images, report=report)
     if result.built:

@@ -16,15 +16,12 @@ from enum import Enum
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.connection import TIMEOUT_S, SocketLine, SshLine, auth_header
-from skyward.engine.failures import broken_off, not_pulled, registry_failure, too_slow, translate
-
-if TYPE_CHECKING:
-    from skyward.model.ssh import SshHost
+from skyward.engine.connection import SocketLine, auth_header
+from skyward.engine.failures import advice_on, broken_off, not_pulled, registry_failure, too_slow, translate
 
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
 _IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which only a failed request shows
@@ -51,14 +48,14 @@ class Images:
     """The images of an engine. One connection, opened by the first request, serves all of them.
 
     Attributes:
-        url: the engine's address: its socket, or the machine it is on.
+        address: the engine's address.
+        url: the same for messages: its socket, or the machine it is on.
     """
 
-    def __init__(self, place: EngineAddress | SshHost) -> None:
-        self.url = place.url
-        self._place = place
+    def __init__(self, address: EngineAddress) -> None:
+        self.address, self.url = address, address.url
         self._lock = threading.Lock()
-        self._line = _line(place)
+        self._line = SocketLine(address)
         self._used = 0.0
 
     def platform(self) -> str:
@@ -127,21 +124,12 @@ class Images:
 
         Args:
             ref: a reference with tag or digest; without one, all tags would be pulled.
-            auth: credentials for this pull, which the engine does not keep. Without any, the docker command of a
-                machine reached by SSH pulls with its own user's.
+            auth: credentials for this pull, which the engine does not keep.
             follow: receives the bytes that have arrived, and those known so far; its exceptions end the pull.
 
         Raises:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
         """
-        if not auth and not isinstance(self._place, EngineAddress):
-            import subprocess
-
-            command = self._place.command("docker", "pull", "--quiet", ref)
-            done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-            if done.returncode:
-                raise self._place.failure(done.stderr) or not_pulled(ref, self.url, done.stderr)
-            return
         path = f"/images/create?{urlencode({'fromImage': ref})}"
         failure, _ = self._transfer(path, f"pull image {ref}", auth, follow)
         if failure:
@@ -173,7 +161,7 @@ class Images:
         """Run a transfer to or from a registry on a separate connection; return its error and the pushed digest."""
         layers: dict[str, tuple[int, int]] = {}
         digest = ""
-        with closing(_line(self._place, _TRANSFER_S)) as line, self._told(line, action):
+        with closing(SocketLine(self.address, _TRANSFER_S)) as line, self._told(line, action):
             line.request("POST", path, headers=auth_header(auth))
             with line.getresponse() as response:  # an engine that ends its connections leaves the socket to it
                 if response.status >= 400:
@@ -209,10 +197,9 @@ class Images:
         action = f"run a script in image {ref}"
         container = self._ask("POST", "/containers/create", action, (), wanted)[1]["Id"]
         try:
-            with closing(_line(self._place)) as line, self._told(line, action):
+            with closing(SocketLine(self.address)) as line, self._told(line, action):
                 line.request("POST", f"/containers/{container}/attach?stream=1&stdout=1&stderr=1")
-                with HTTPResponse(line.sock, method="POST") as output:  # `getresponse` ends ssh if there is no length
-                    output.begin()
+                with line.getresponse() as output:
                     self._ask("POST", f"/containers/{container}/start", action, ())
                     return output.read().decode(errors="replace")
         finally:
@@ -264,7 +251,7 @@ class Images:
         return response.status, response.headers, content
 
     @contextmanager
-    def _told(self, line: SocketLine | SshLine, action: str) -> Iterator[None]:
+    def _told(self, line: SocketLine, action: str) -> Iterator[None]:
         """Map connection errors; `action` completes "The Docker engine at X broke off when asked to ..."."""
         try:
             yield
@@ -272,13 +259,8 @@ class Images:
             line.close()
             raise too_slow(action, self.url, error) from error
         except (HTTPException, OSError) as error:
-            failure = line.failure()
             line.close()
-            raise failure or broken_off(action, self.url, error) from error
-
-
-def _line(place: EngineAddress | SshHost, timeout_s: float = TIMEOUT_S) -> SocketLine | SshLine:
-    return SocketLine(place, timeout_s) if isinstance(place, EngineAddress) else SshLine(place, timeout_s)
+            raise broken_off(action, self.url, error, advice_on(self.url)) from error
 
 
 def _message(answer: Any, otherwise: str) -> str:

@@ -171,8 +171,8 @@ def test_interrupt_ends_the_build_there(images: Images, machine: Machine) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"127.0.0.1": "localhost"}, "its host key is not known here"),
-        ({getpass.getuser(): "nobody"}, "it accepts none of this user's keys"),
+        ({"127.0.0.1": "localhost"}, "Its host key is not known here"),
+        ({getpass.getuser(): "nobody"}, "It accepts none of this user's keys"),
     ],
     ids=["host key", "user"],
 )

@@ -12,7 +12,6 @@ import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,14 +68,15 @@ def build(
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
     """
-    progress = Progress(plan.layers, report, secrets.values())
-    with _place(store.builder, plan, secrets) as place:
-        context = place.folder / "context"
-        write_context(context, plan, place.site)
-        words = ["--platform", plan.platform, "--tag", plan.tag]
-        words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
-        logins = logins_for([parse_reference(plan.base).registry, *([cache.place.registry] if cache else [])])
-        code = _run(words, progress, place, Folders(context), logins, partial(store.inspect, plan.base), cache)
+    progress, site = Progress(plan.layers, report, secrets.values()), read_site()
+    given = {"skyward_site": site_script(site, plan).encode(), **secrets}
+    logins = logins_for([parse_reference(plan.base).registry, *([cache.place.registry] if cache else [])])
+    words = ["--platform", plan.platform, "--tag", plan.tag]
+    words += [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
+    with scratch_folder("build") as folder:
+        write_context(folder / "context", plan, site)
+        alive, shared = partial(store.inspect, plan.base), cache.words if cache else []
+        code = _run(words, progress, store.builder, folder, Folders(folder / "context"), given, logins, alive, shared)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -109,69 +109,43 @@ def build_base(
         with suppress(ConfigError):
             values |= secret_values([name])
     progress = Progress((), store.report, values.values(), f"building the base {tag} from {file}")
-    with _place(store.builder, None, values) as place:
-        words = ["--platform", platform, "--tag", tag, *(("--target", target) if target else ())]
-        registries = set(_REGISTRY.findall(file.read_text(encoding="utf-8", errors="replace")))
+    words = ["--platform", platform, "--tag", tag, *(("--target", target) if target else ())]
+    logins = logins_for(set(_REGISTRY.findall(file.read_text(encoding="utf-8", errors="replace"))))
+    with scratch_folder("build") as folder:
         alive = partial(store.inspect, tag)
-        code = _run(words, progress, place, Folders(context, file), logins_for(registries), alive)
+        code = _run(words, progress, store.builder, folder, Folders(context, file), values, logins, alive)
     if code:
         raise base_failure(str(file), progress, code)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The folder and inputs of one build.
-
-    Attributes:
-        host: address of the engine, or the machine whose docker command builds; None for the default of the one here.
-        folder: a private folder.
-        secrets: values passed to the build, by name.
-        site: this machine's settings for package sources.
-    """
-
-    host: str | SshHost | None
-    folder: Path
-    secrets: Mapping[str, bytes] = field(repr=False)
-    site: Site
-
-
-@contextmanager
-def _place(docker_host: str | SshHost | None, plan: Plan | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
-    """Create the folder of a build."""
-    host, site = docker_host or os.environ.get("DOCKER_HOST"), read_site()
-    if isinstance(host, str) and host.startswith("ssh://"):
-        host = SshHost.parse(host)
-    with scratch_folder("build") as folder:
-        own = {} if plan is None else {"skyward_site": site_script(site, plan).encode()}
-        yield _Place(host, folder, own | dict(secrets), site)
 
 
 def _run(
     words: Sequence[str],
     progress: Progress,
-    place: _Place,
+    builder: str | SshHost | None,
+    folder: Path,
     given: Folders,
+    secrets: Mapping[str, bytes],
     logins: Logins,
     alive: Callable[[], object],
-    cache: SharedCache | None = None,
+    shared: Sequence[str] = (),
 ) -> int:
     """Run a build, here or on the machine of an SSH address, and return its exit status.
 
-    `logins` are for the registries of images and layers that the builder pulls. The path of the context is unique, and
-    its files keep their modification times: builders keep received files, and fetch only files whose size or time has
-    changed.
+    `logins` are for the registries of images and layers that the builder pulls, `shared` are its options for layers in
+    a registry. The path of the context is unique, and its files keep their modification times: builders keep received
+    files, and fetch only files whose size or time has changed.
     """
-    words, host, shared = ["--progress=plain", "--network=host", *words], place.host, cache.words if cache else []
+    words, host = ["--progress=plain", "--network=host", *words], builder or os.environ.get("DOCKER_HOST")
     if isinstance(host, SshHost):
-        return run_there(host, [*words, *shared], progress, given, secrets=place.secrets, logins=logins)
+        return run_there(host, [*words, *shared], progress, given, secrets=secrets, logins=logins)
     command = find_command(docker_host=host)
-    is_rootless = command.is_podman and os.geteuid() != 0
-    with login(logins) as known, handed_over(place.secrets, place.folder, in_files=is_rootless) as secrets:
-        environment = {**_environment(command, host, place.folder), **known}
-        shared = [] if command.is_podman else shared  # its format of caches is another
-        words = [*command.words, *_proxies(), *secrets, *shared, *words, *given.words]
-        is_podman = command.is_podman
-        return run(words, progress, folder=place.folder, environment=environment, alive=alive, is_podman=is_podman)
+    is_podman = command.is_podman
+    if is_podman:
+        shared = ()  # its format of caches is another
+    with login(logins) as known, handed_over(secrets, folder, in_files=is_podman and os.geteuid() != 0) as passed:
+        environment = {**_environment(command, host, folder), **known}
+        words = [*command.words, *_proxies(), *passed, *shared, *words, *given.words]
+        return run(words, progress, folder=folder, environment=environment, alive=alive, is_podman=is_podman)
 
 
 def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:

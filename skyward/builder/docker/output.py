@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from skyward.builder.events import Event, Kind, Report, note
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.image import Layer, Plan
-from skyward.image.plan import origin_of
-from skyward.model.image import requirement_name
 from skyward.model.image_fields import without_logins
 
 _LINE = re.compile(r"#(\d+) (.*)")
@@ -37,25 +35,10 @@ _BASE = re.compile(
     r"|repository does not exist|insufficient_scope|failed to authorize",
     re.IGNORECASE,
 )
-_MISSING = re.compile(
-    r"Because ([\w.-]+)(?:\[[^\]]*\])? was not found in the|there (?:is|are) no versions? of ([\w.-]+)"
-    r"|E: Unable to locate package (\S+)|E: Package '([^']+)' has no installation candidate"
-    r"|E: Version '[^']+' for '([^']+)' was not found|No matching distribution found for ([\w.-]+)"
-)
-_UNREACHABLE = (
-    r"^W: Failed to fetch |Failed to fetch|error sending request|Temporary failure (?:in name resolution|resolving)"
-    r"|Could not (?:connect|resolve)|Connection (?:refused|timed out|reset)|dns error|operation timed out"
-    r"|Unable to connect|Max retries exceeded"
-)
 # advice on what a failed step has printed; the first match is used, with its group in place of {}
 _ADVICE = tuple(
     (re.compile(pattern, re.IGNORECASE | re.MULTILINE), advice)
     for pattern, advice in (
-        (
-            r"unable to upgrade to h2c, received 404",
-            "The engine is Podman's, on which docker's command cannot build. Install the podman command here, and set "
-            "SKYWARD_DOCKER_CLI=podman.",
-        ),
         (
             r"no space left on device|disk quota exceeded|os error 28",
             "No space is left on the engine's disk. Free some ('docker system df' shows what is used, 'docker builder "
@@ -82,14 +65,14 @@ _ADVICE = tuple(
             "machine's settings of pip or uv.",
         ),
         (
-            _UNREACHABLE,
+            r"Failed to fetch|error sending request|Temporary failure|Could not (?:connect|resolve)"
+            r"|Connection (?:refused|timed out|reset)|dns error|operation timed out|Max retries exceeded",
             "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
             "mirror or a folder of wheels in SKYWARD_INDEXES.",
         ),
-        (_MISSING.pattern, "No version of {!r} satisfies the requirements. Check its name, version and index."),
         (
-            r"No solution found when resolving|conflicting dependencies|ResolutionImpossible",
-            "The requirements contradict each other, as the lines below say. Loosen one of them.",
+            r"Unable to locate package (\S+)|No matching distribution found for ([\w.-]+)",
+            "No version of {!r} satisfies the requirements. Check its name, version and index.",
         ),
         (
             r"Failed to (?:download and )?build|build backend (?:returned an error|failed)",
@@ -229,7 +212,7 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
             f"The builder cannot get the base image {plan.base!r}. Check the name; where no registry can be "
             f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{_tail(log)}"
         )
-    origin = _origin(plan, layer, log) if layer else ""
+    origin = layer.origin if layer else ""
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else _where(progress)
     return _failure(f"The build of {plan.tag} failed {where}.", progress, exit_code, origin)
 
@@ -263,15 +246,3 @@ def _advice(progress: Progress, exit_code: int) -> str:
             return advice.format(*filter(None, found.groups()))
     status = re.findall(r"exit (?:code:|status) (\d+)", progress.ending)
     return f"It ended with exit status {status[-1] if status else exit_code}; its last lines say why."
-
-
-def _origin(plan: Plan, layer: Layer, log: str) -> str:
-    """Return who requested the step; for a step with several requirements, the one that the output names."""
-    missing = _MISSING.search(log)
-    name = requirement_name(next(filter(None, missing.groups()))) if missing else ""
-    for kind, entries in (("pip", plan.image.pip), ("apt", plan.image.apt)):
-        if name and layer.name.startswith(f"{kind} "):
-            named = [entry for entry in entries if requirement_name(entry) == name]
-            if named:
-                return origin_of(plan.image, kind, named[0])
-    return layer.origin

@@ -23,7 +23,7 @@ def _fed(*lines: str) -> tuple[Progress, list[str]]:
 
 def test_steps_are_reported_by_what_they_do() -> None:
     """A step is named once at its start with who asked, and at its end with its time; a cached one only once."""
-    _, reported = _fed(
+    progress, reported = _fed(
         "#1 [internal] load build definition from Dockerfile",
         "#1 DONE 0.0s",
         "#5 [python 1/3] FROM docker.io/library/python",
@@ -38,22 +38,17 @@ def test_steps_are_reported_by_what_they_do() -> None:
         "#7 0.201 Installed",
         "#8 DONE 1.0s",
         "#7 DONE 12.5s",
+        "#9 [linux/amd64 image 4/6] RUN x",
     )
+    progress.quiet()  # a step without output is seen to run
+    progress.quiet()
     assert reported == [
         "apt git: cached",
         "pip rich ... (your pip=['rich'])",
         "uv 0.13.8: 1.0 s",
         "pip rich: 12.5 s",
+        "run make it ... (your run=['make it'] (command 1 of 2))",
     ]
-
-
-def test_a_silent_step_is_reported_when_nothing_comes() -> None:
-    """A command without output is seen to run."""
-    progress, reported = _fed("#9 [linux/amd64 image 4/6] RUN x")
-    assert reported == []
-    progress.quiet()
-    progress.quiet()
-    assert reported == ["run make it ... (your run=['make it'] (command 1 of 2))"]
 
 
 def test_secrets_are_not_shown() -> None:
@@ -75,19 +70,14 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
 @pytest.mark.parametrize(
     ("step", "output", "origin", "advice"),
     [
-        ("image 1/6", "  cause: Because torch was not found in the registry", "plugin torch", "No version of 'torch'"),
-        ("image 3/6", "Because there is no version of rich==99 and", "your pip=['rich']", "No version of 'rich'"),
-        ("image 3/6", "error: No solution found when resolving dependencies:", None, "contradict"),
-        ("image 3/6", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
-        ("image 3/6", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
+        ("image 1/6", "error: Failed to fetch: `https://a.example`", "plugin torch pip=['torch']", "be reached"),
+        ("image 3/6", "cause: HTTP status client error (401 Unauthorized) for url", "your pip=['rich']", "status 401"),
         ("image 3/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
         ("image 3/6", "error: No space left on device (os error 28)", None, "No space is left"),
         ("image 2/6", "E: Unable to locate package git", "your apt=['git']", "No version of 'git'"),
         ("image 2/6", "W: Failed to fetch http://a/  503  Busy\nE: Unable to locate package git", None, "be reached"),
-        ("image 2/6", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
         ("image 4/6", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
         ("image 5/6", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
-        ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No version of 'uv'"),
         ("python 3/3", "skyward: the base has Python 3.9, wanted is Python 3.11", None, "Choose a base"),
         ("image 3/6", "no trusted hash was provided for: `six`", None, "asks for 'six', which the lock does not have"),
         ("image 3/6", "error: Failed to build `own==1.0`", None, "apt=['build-essential']"),

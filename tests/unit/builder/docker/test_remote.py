@@ -13,8 +13,6 @@ from skyward.builder.docker.command import Folders, run_there
 from skyward.builder.docker.output import Progress
 from skyward.builder.events import Event
 from skyward.builder.registry.auth import Credentials
-from skyward.errors import EngineMissingError
-from skyward.image import TIME
 from skyward.model.ssh import SshHost
 
 HOST = SshHost(host="box")
@@ -53,25 +51,6 @@ def _run(place: Path, *words: str, report: list[Event] | None = None) -> tuple[i
     return run_there(HOST, words, progress, Folders(place / "place/context"), secrets={"site": b"secret"}), progress
 
 
-def test_the_folder_arrives_and_goes(place: Path) -> None:
-    """Files with their content and modes, its output and status come back; afterwards nothing is left."""
-    seen = f"(ls -l secrets; cat context/deep/file secrets/site; echo; pwd) > {place}/seen"
-    _buildx(place, f"{seen}; echo '#5 one'; echo 'two' >&2; exit 7")
-
-    code, progress = _run(place, "--tag", "a b")
-
-    seen = (place / "seen").read_text()
-    assert (code, progress.ending) == (7, "two")
-    assert "-rw------- " in seen
-    assert "contentsecret" in seen
-    called = (place / "called").read_text()
-    there = seen.splitlines()[-1]
-    own = f"--build-arg SOURCE_DATE_EPOCH={TIME}"
-    assert called == f"build {own} --tag a b --secret id=site,type=file,src=secrets/site context\n"
-    assert there.startswith(f"{place}/there/skyward-build-")
-    assert list((place / "there").iterdir()) == []
-
-
 def test_proxies_are_those_over_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name only: a value may hold a password."""
     monkeypatch.setenv("https_proxy", "http://u:p@proxy")
@@ -99,13 +78,6 @@ def test_an_old_docker_builds_by_itself(place: Path) -> None:
     code, progress = _run(place)
     assert code == 1
     assert "has no buildx" in progress.ending
-
-
-def test_a_machine_that_cannot_be_reached(place: Path) -> None:
-    """What ssh says is the error."""
-    _script(place, "ssh", "echo 'ssh: connect to host box port 22: Connection refused' >&2; exit 255")
-    with pytest.raises(EngineMissingError, match="the SSH connection failed"):
-        _run(place)
 
 
 def test_what_a_killed_script_leaves_goes_with_the_next_build(place: Path) -> None:
