@@ -52,20 +52,6 @@ def cache_path(*parts: str) -> Path:
     return (found if found.is_absolute() else NOWHERE).joinpath(*parts)
 
 
-def cache_folder(*parts: str) -> Path | None:
-    """Return a folder of the cache, creating it if needed; None if it cannot be used."""
-    path = cache_path(*parts)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        gone_without(error)
-        return None
-    if not _is_own(cache_path()):
-        gone_without("it belongs to another user")
-        return None
-    return path
-
-
 def read(path: Path) -> str | None:
     """Return the text of a file in the cache; None if it is missing, unreadable, another user's, or not text."""
     try:
@@ -75,19 +61,24 @@ def read(path: Path) -> str | None:
 
 
 def write(path: Path, text: str) -> bool:
-    """Store a string in a file of the cache that only this user can read; False if that is not possible."""
-    if cache_folder(*path.parent.relative_to(cache_path()).parts) is None:
-        return False
-    fresh: str | None = None
+    """Store a string in a file of the cache that only this user can read; False, with one warning, if not possible."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_own(cache_path()):
+            raise PermissionError(errno.EPERM, "it belongs to another user")
         descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(fresh).replace(path)
-    except OSError as error:
-        if fresh is not None:
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(fresh).replace(path)
+        except OSError:
             Path(fresh).unlink(missing_ok=True)
-        gone_without(error)
+            raise
+    except OSError as error:
+        warn(
+            f"the cache {cache_path()} cannot be used: {error.strerror or type(error).__name__}. Images are locked and "
+            "built without what is kept there; set XDG_CACHE_HOME to a folder of yours."
+        )
         return False
     return True
 
@@ -123,16 +114,6 @@ def why_not_writable(folder: Path) -> str | None:
 
 def _is_own(path: Path) -> bool:
     return path.stat().st_uid == os.geteuid()
-
-
-def gone_without(reason: str | Exception) -> None:
-    """Warn once that the cache is not used."""
-    if isinstance(reason, Exception):
-        reason = getattr(reason, "strerror", None) or type(reason).__name__
-    warn(
-        f"the cache {cache_path()} cannot be used: {reason}. Images are locked and built without what is kept there; "
-        "set XDG_CACHE_HOME to a folder of yours."
-    )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from skyward.builder.packages.local import located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, entry_for, not_upgraded, wrong_base
 from skyward.builder.packages.requirements import resolve_files
+from skyward.builder.registry.reference import parse_reference
 from skyward.builder.store import EngineImages, ImageFacts, is_known, note_content
 from skyward.errors import BuildError, ConfigError, ImageNotFoundError
 from skyward.image import (
@@ -315,7 +316,7 @@ def _pinned(reference: str, facts: ImageFacts) -> tuple[str, str]:
     name = _repository(reference)
     for known in facts.repo_digests:
         repository, _, digest = known.partition("@")
-        if _full_name(repository) == _full_name(name):
+        if parse_reference(repository).name == parse_reference(name).name:
             return (reference if digest == facts.id else f"{name}@{digest}"), digest
     return reference, facts.id
 
@@ -325,16 +326,6 @@ def _repository(reference: str) -> str:
     name = reference.partition("@")[0]
     head, colon, tag = name.rpartition(":")
     return head if colon and "/" not in tag else name
-
-
-def _full_name(repository: str) -> str:
-    """Return a repository with the registry and folder that Docker omits."""
-    first, slash, _ = repository.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return repository.removeprefix("index.").replace(
-            "docker.io/", "docker.io/library/", int(repository.count("/") == 1)
-        )
-    return f"docker.io/{repository}" if slash else f"docker.io/library/{repository}"
 
 
 def ensure(

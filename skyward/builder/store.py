@@ -55,18 +55,14 @@ class ImageFacts:
         id: the engine's own identifier, `sha256:...`: the digest of the image's configuration or, on engines that keep
             images in containerd, of its manifest.
         repo_digests: its names in registries, `repository@sha256:...`; empty for images made here.
-        labels: its labels.
         size: bytes on the engine's disk.
-        platform: platform such as "linux/amd64".
         config: the part of its configuration that describes how it is run, with the engine's key names.
-        content: digest of the executed content, comparable between engines, see `skyward.builder.store`.
+        content: digest of the executed content, the same from every engine and registry that has it.
     """
 
     id: str
     repo_digests: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
-    platform: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     content: str = ""
 
@@ -140,31 +136,16 @@ class EngineImages:
 def facts_of(found: Mapping[str, Any]) -> ImageFacts:
     """Convert an engine's description of an image to facts."""
     config = found.get("Config") or {}
-    variant = f"/{found['Variant']}" if found.get("Variant") else ""
-    layers = (found.get("RootFS") or {}).get("Layers") or ()
+    deciding = {name: config[name] for name in _DECIDING if config.get(name)}
+    layers = (found.get("RootFS") or {}).get("Layers") or []
+    document = json.dumps([found["Os"], found["Architecture"], layers, deciding], sort_keys=True)
     return ImageFacts(
         id=found["Id"],
         repo_digests=tuple(found.get("RepoDigests") or ()),
-        labels=config.get("Labels") or {},
         size=found.get("Size", 0),
-        platform=f"{found['Os']}/{found['Architecture']}{variant}",
         config=config,
-        content=content_digest(layers, config, found["Os"], found["Architecture"]),
+        content=f"sha256:{hashlib.sha256(document.encode()).hexdigest()}",
     )
-
-
-def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str, architecture: str) -> str:
-    """Return the digest of an image's content, the same from every engine and registry that has it.
-
-    Args:
-        layers: digests of the unpacked layers, the lowest first.
-        config: environment, command, user, labels and so on, with the key names of engines and registries.
-        system: operating system.
-        architecture: processor architecture.
-    """
-    deciding = {name: config[name] for name in _DECIDING if config.get(name)}
-    document = [system, architecture, list(layers), deciding]
-    return f"sha256:{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()}"
 
 
 def is_known(tag: str, facts: ImageFacts | None) -> bool:

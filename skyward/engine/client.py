@@ -23,7 +23,6 @@ from skyward.engine.container import (
     Watch,
     attach,
     create,
-    gives_gpus,
     wanted_limits,
 )
 from skyward.engine.failures import LimitRefusedError, engine_call
@@ -188,10 +187,6 @@ class Engine:
     def watch(self, labels: Mapping[str, str]) -> Watch:
         """Follow the ends of all containers with these labels; to be called before they are started."""
         return Watch(self._api, self.url, labels)
-
-    def gives_gpus(self) -> bool | None:
-        """Return whether containers can get GPUs here; None if only trying shows that."""
-        return gives_gpus(self.info, self._pid)
 
     def _run(self, spec: ContainerSpec, limits: Mapping[str, int]) -> Container:
         with engine_call(f"start container {spec.name} from image {spec.image}", self.url):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,6 @@ _STACK_BYTES = 64 * 1024**2
 # some programs close every possible descriptor at start, so not more than usual systems allow
 _MOST_FILES = 1024 * 1024
 _GIB = 1024**3
-_HOOK = "nvidia-container-runtime-hook"  # an engine that finds it on its PATH at start supports `--gpus`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,26 +129,6 @@ def visible_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int | None:
         return len(list(driver.iterdir()))
     except OSError:
         return None
-
-
-def gives_gpus(info: Mapping[str, Any], engine_pid: int | None, proc: Path = Path("/proc")) -> bool | None:
-    """Return whether an engine can pass GPUs to containers; None if only trying shows that.
-
-    Args:
-        info: the engine's description of itself.
-        engine_pid: its process.
-        proc: mount point of the process file system.
-    """
-    if "nvidia" in info.get("Runtimes", {}) or any("nvidia" in str(d) for d in info.get("DiscoveredDevices") or ()):
-        return True
-    try:
-        environ = (proc / str(engine_pid) / "environ").read_bytes()
-    except OSError:  # another user's process
-        return None
-    if engine_pid == 1:  # systemd listens for the engine, whose own environment is unknown then
-        return None
-    variables = dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0"))
-    return shutil.which(_HOOK, path=os.fsdecode(variables.get(b"PATH", b""))) is not None
 
 
 def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:

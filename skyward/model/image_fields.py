@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from skyward.errors import ConfigError
 
 PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
-_REFERENCE = re.compile(
+REFERENCE = re.compile(
     r"(?:(?:[a-zA-Z0-9][a-zA-Z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"  # registry
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
     r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
@@ -92,7 +92,7 @@ def texts(name: str, values: Any) -> tuple[str, ...]:
 
 def reference(base: Any) -> str:
     """Check an image reference, and return it unchanged."""
-    require(_matches(_REFERENCE, base), "base", base, "an image reference such as 'python:3.12-slim', or a Dockerfile")
+    require(_matches(REFERENCE, base), "base", base, "an image reference such as 'python:3.12-slim', or a Dockerfile")
     return str(base)
 
 

@@ -168,13 +168,13 @@ def check_engine_gpus(engine: Engine, nodes: int, accelerator: Accelerator) -> N
     """
     if not accelerator.cuda:
         raise ProviderError(f"sky.Docker() gives containers NVIDIA GPUs; {accelerator.name} is something else.")
-    if engine.gives_gpus() is False:
-        driver = "" if usable_gpus() else " The NVIDIA driver is not loaded on this machine either."
+    info = engine.info
+    listed = "nvidia" in info.get("Runtimes", {}) or "nvidia" in str(info.get("DiscoveredDevices"))
+    if not usable_gpus() and not listed:
         raise EngineError(
-            f"The pool asks for {accelerator.name}, but the Docker engine at {engine.url} gives containers no GPU: it "
-            f"has no runtime named nvidia, and no nvidia-container-runtime-hook is on its PATH.{driver} Install the "
-            "NVIDIA driver and the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, and "
-            "restart the engine."
+            f"The pool asks for {accelerator.name}, but this machine shows no GPU, and the Docker engine at "
+            f"{engine.url} lists none. Install the NVIDIA driver and the NVIDIA Container Toolkit, run "
+            "`nvidia-ctk runtime configure --runtime=docker`, and restart the engine."
         )
     if usable_gpus() is not None:
         check_gpu_count(nodes, accelerator)

@@ -49,7 +49,7 @@ def test_what_is_in_an_image(built: Built) -> None:
     assert said.rstrip().endswith("True /opt/venv")
     facts = built.store.inspect(plan.tag)
     assert facts
-    assert dict(plan.labels).items() <= dict(facts.labels).items()
+    assert dict(plan.labels).items() <= dict(facts.config["Labels"]).items()
 
 
 def test_an_image_that_exists_starts_no_command(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

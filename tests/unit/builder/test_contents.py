@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.builder.store import ImageFacts, content_digest, is_known, known_contents, note_content
+from skyward.builder.store import (
+    ImageFacts,
+    facts_of,
+    forget_use,
+    is_known,
+    known_contents,
+    last_use,
+    note_content,
+    note_use,
+)
 
 LAYERS = ["sha256:1", "sha256:2"]
 # of one image: from engine 20.10, from a newer one with images in containerd, from a registry
@@ -17,7 +27,8 @@ STORED = {"Env": ["A=1"], "Labels": {"a": "1", "b": "2"}, "OnBuild": []}
 
 
 def _digest(config: dict[str, Any], layers: list[str] = LAYERS, architecture: str = "amd64") -> str:
-    return content_digest(layers, config, "linux", architecture)
+    found = {"Id": "1", "Os": "linux", "Architecture": architecture, "RootFS": {"Layers": layers}, "Config": config}
+    return facts_of(found).content
 
 
 def test_whoever_has_it_says_the_same() -> None:
@@ -55,3 +66,16 @@ def test_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_known(tag, None)
     assert not is_known("skyward:sky-1-fedcba9876543210", ImageFacts(id="sha256:i"))
     assert sorted(path.suffix for path in (tmp_path / "skyward/contents").iterdir()) == [".json"]
+
+
+def test_a_use_is_remembered_until_the_image_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever repository its tag stands in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tag = "skyward:sky-1-0123456789abcdef"
+    assert last_use(tag) is None
+    note_use(tag)
+    assert last_use("host:5000/team/x:sky-1-0123456789abcdef") == pytest.approx(time.time(), abs=5)
+    assert last_use("skyward:sky-1-fedcba9876543210") is None
+    forget_use(tag)
+    forget_use(tag)
+    assert last_use(tag) is None
