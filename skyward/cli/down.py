@@ -34,7 +34,7 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
 from skyward.records.run import GRACE_S, RunFacts, folder_of, note
 from skyward.runs.find import Run, find_run, list_runs
-from skyward.runs.follow import Losses, stop
+from skyward.runs.follow import stop
 from skyward.runs.keys import remove_key
 
 _KILLED = 137  # status of a program that ignored the request to end
@@ -235,7 +235,7 @@ def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[tuple[Run
     One whose machine does not answer is included if it can be ended through its rented machines. `user` is who started
     them, as "name@host"; None means anybody.
     """
-    runs = [(run, where) for run, where in list_runs(hosts).runs if run.record.detached]
+    runs = [(run, where) for run, where in list_runs(hosts)[0] if run.record.detached]
     runs = [(run, where) for run, where in runs if run.phase == "running" or run.record.rented is not None]
     return [(run, where) for run, where in runs if user in (None, run.record.user)]
 
@@ -256,12 +256,12 @@ def _end_unheard(name: str, told: _Told) -> bool:
 
 def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
     """End a run; return the pools that it had."""
-    losses = Losses(run, printer.note)
+    run.outlast(printer.note)
     with closing(run):
         before, where = run.facts, run.where
         if not before.is_final and not told.as_json:
             printer.note(f"asking {run.name} to end; it has {GRACE_S:g} s to end its pools")
-        facts = stop(run, losses)
+        facts = stop(run)
         was_killed = facts.phase == "killed" or (not before.is_final and facts.status == _KILLED)
         if facts.phase == "killed" and run.is_known_here and run.there is not None:
             remove_key(run.there.host, run.name)  # its driver could not
@@ -273,8 +273,8 @@ def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
         rented = facts.record.rented
         if rented is None or not run.is_known_here:
             return list(facts.pools)
-        bring_here(run, losses, printer)
+        bring_here(run, printer)
         if facts.phase == "killed":
             give_back(run.name, rented, printer)
-            run.mark_collected()
+            note(run.folder, "collected")
         return []

@@ -74,11 +74,11 @@ def _look(places: Sequence[Place], *, ended: bool, as_json: bool) -> int:
         else:
             answer = with_names(answer)
             found += [(place, each) for each in sorted(answer, key=lambda each: (each["pool"], each["node"]))]
-    listing = list_runs(ssh_hosts(places), ended=ended)
+    runs, unread = list_runs(ssh_hosts(places), ended=ended)
     unasked = {place.name for place, _ in failures}
-    lost = {name: error for name, error in listing.failures.items() if name not in unasked}
+    lost = {name: error for name, error in unread.items() if name not in unasked}
     (_say_json if as_json else _say)(found, failures, _use_of({str(each["pool"]) for _, each in found}))
-    (_say_runs_json if as_json else _say_runs)(listing.runs, lost, _costs(found))
+    (_say_runs_json if as_json else _say_runs)(runs, lost, _costs(found))
     return UNKNOWN if failures or lost else 0
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -33,19 +34,17 @@ import click
 from skyward.builder.events import readable
 from skyward.cli.main import INTERRUPTED
 from skyward.cli.output import show_table
-from skyward.cli.runs import Printer, called, duration_text, host_options, seconds_of, transfer
+from skyward.cli.runs import Printer, called, duration_text, host_options, seconds_of
 from skyward.errors import ConfigError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records import journal
-from skyward.records.journal import Entry
 from skyward.records.pools import runs_of_pool
 from skyward.records.run import Rental, RunFacts
 from skyward.runs.find import Run, find_run
-from skyward.runs.follow import Losses, collect, follow
+from skyward.runs.follow import collect, follow
 from skyward.runs.saved import SUFFIXES, shown
 from skyward.runs.there import FOLDERS
 
-_GONE = "older output is gone: a full record keeps the newest"
 _KILLED = "ended without a result: it was killed, or the machine was restarted"
 _SHOWN = 60  # maximum number of characters of a value in the list
 
@@ -87,7 +86,14 @@ def logs(
     try:
         for found in runs:
             with closing(found):
-                _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+                found.refresh("output")
+                of_nodes = nodes or bool(wanted) or not (found.folder / "output").is_dir()
+                printer = Printer(as_json=as_json, run=found.name)
+                entries = _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on)
+                printed = (each for each in entries if each.get("t", begin) >= begin and wanted.items() <= each.items())
+                for entry in _whole_lines(printed) if of_nodes and not as_json else printed:
+                    printer.entry(entry, prefix=f"[{entry.get('rank', '?')}] " if of_nodes else "")
+                _say_state(found, printer, goes_on=goes_on)
                 ready = [each for each in found.facts.events if each.get("event") == "node_ready"]
                 known |= {each["node"] for each in ready if pool in (None, each["pool"])}
     except KeyboardInterrupt:
@@ -98,48 +104,6 @@ def logs(
         there = f"its nodes are {', '.join(map(str, sorted(known)))}" if known else "it has had no nodes"
         raise ConfigError(f"{f'Pool {pool}' if pool else f'Run {run}'} has no node {node}: {there}.")
     return 0
-
-
-def _show(run: Run, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool) -> None:
-    """Print the output of a run."""
-    printer = Printer(as_json=as_json, run=run.name)
-    lines = Lines(printer)
-    run.refresh("output")
-    of_nodes = nodes or bool(wanted) or not (run.folder / "output").is_dir()
-    try:
-        for entry in _entries(run, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
-            fields = entry.fields
-            if entry.follows_gap:
-                printer.note(_GONE)
-            if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
-                (lines if of_nodes and not as_json else printer).entry(fields)
-    finally:
-        lines.finish()
-
-
-class Lines:
-    """Prints the output of nodes line by line, each prefixed with its rank, joining lines that arrive in pieces."""
-
-    def __init__(self, printer: Printer) -> None:
-        self._printer = printer
-        self._begun: dict[tuple[Any, ...], tuple[Mapping[str, Any], str]] = {}
-
-    def entry(self, fields: Mapping[str, Any]) -> None:
-        """Print the complete lines of an entry; buffer the rest for the next entry of the same call and stream."""
-        key = tuple(fields.get(name) for name in ("pool", "rank", "call", "stream"))
-        _, begun = self._begun.pop(key, (fields, ""))
-        text = begun + str(fields.get("text", ""))
-        whole, rest = text[: text.rfind("\n") + 1], text[text.rfind("\n") + 1 :]
-        if rest:
-            self._begun[key] = fields, rest
-        if whole:
-            self._printer.entry({**fields, "text": whole}, prefix=_prefix(fields))
-
-    def finish(self) -> None:
-        """Print the remaining, unterminated lines."""
-        for fields, rest in self._begun.values():
-            self._printer.entry({**fields, "text": rest}, prefix=_prefix(fields))
-        self._begun.clear()
 
 
 def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterable[Run], str | None]:
@@ -162,21 +126,38 @@ def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterab
     return map(find_run, runs), only
 
 
-def _entries(run: Run, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:
+def _entries(run: Run, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a journal, until the run ends or what there is now."""
     if goes_on:
-        facts = yield from follow(run, name, Losses(run, printer.note))
+        run.outlast(printer.note)
     else:
         run.refresh(name)
-        yield from journal.entries(run.folder / name)
-        facts = run.facts
-    if facts.phase == "killed":
+    for entry in follow(run, name) if goes_on else journal.entries(run.folder / name):
+        if entry.follows_gap:
+            printer.note("older output is gone: a full record keeps the newest")
+        yield entry.fields
+
+
+def _whole_lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the output of nodes in whole lines, joining pieces that the same call printed to the same stream."""
+    begun = dict[tuple[Any, ...], Mapping[str, Any]]()
+    for entry in entries:
+        key = tuple(entry.get(name) for name in ("pool", "rank", "call", "stream"))
+        text = begun.pop(key, {"text": ""})["text"] + str(entry.get("text", ""))
+        whole, newline, rest = text.rpartition("\n")
+        if rest:
+            begun[key] = {**entry, "text": rest}
+        if newline:
+            yield {**entry, "text": f"{whole}\n"}
+    yield from begun.values()
+
+
+def _say_state(run: Run, printer: Printer, *, goes_on: bool) -> None:
+    """Note that the output of a run may be incomplete."""
+    if run.facts.phase == "killed":
         printer.note(f"{run.name} {_KILLED}.")
-    elif not facts.is_final and not goes_on:
+    elif not run.facts.is_final and not goes_on:
         printer.note(f"{run.name} still runs; {called(run, 'logs -f')} goes on.")
-
-
-def _prefix(fields: Mapping[str, Any]) -> str:
-    return f"[{fields.get('rank', fields.get('node', '?'))}] "
 
 
 @click.command()
@@ -190,19 +171,22 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
     where it was. The exit status is that of the program; 6 if its machine is lost, or if it was killed.
     """
     with closing(find_run(run, hosts)) as found:
-        printer = Printer(as_json=as_json, run=found.name)
-        losses = Losses(found, printer.note)
-        facts = None
+        printer, has_ended = Printer(as_json=as_json, run=found.name), False
         try:
-            facts = _show_all(found, printer, losses)
-            bring_here(found, losses, printer)
+            for entry in _entries(found, "output", printer, goes_on=True):
+                printer.entry(entry)
+            facts, has_ended = found.facts, True
+            if facts.phase == "killed":
+                raise ProviderError(f"Run {found.name} {_KILLED}. What it printed until then is above.")
+            bring_here(found, printer)
         except KeyboardInterrupt:
-            printer.end_line()  # a terminal shows ^C
-            if facts is None:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # a terminal shows ^C
+            if has_ended:
+                printer.note(f"{found.name} has ended; {called(found, 'result')} fetches the rest of its results.")
+            else:
                 then = f"{called(found, 'attach')} comes back to it, {called(found, 'down')} ends it."
                 printer.note(f"detached from {found.name}, which goes on. {then}")
-            else:
-                printer.note(f"{found.name} has ended; {called(found, 'result')} fetches the rest of its results.")
             return INTERRUPTED
     if as_json:
         printer.event("end", status=facts.status, ended=facts.ended, reason=facts.reason or None)
@@ -210,22 +194,6 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
         took = "" if facts.ended is None else f" after {duration_text(facts.ended - facts.record.started)}"
         printer.note(f"{found.name} {_end_text(facts, took)}")
     return facts.status or 0
-
-
-def _show_all(run: Run, printer: Printer, losses: Losses) -> RunFacts:
-    entries = follow(run, "output", losses)
-    while True:
-        try:
-            entry = next(entries)
-        except StopIteration as end:
-            facts: RunFacts = end.value
-            break
-        if entry.follows_gap:
-            printer.note(_GONE)
-        printer.entry(entry.fields)
-    if facts.phase == "killed":
-        raise ProviderError(f"Run {run.name} {_KILLED}. What it printed until then is above.")
-    return facts
 
 
 def _end_text(facts: RunFacts, took: str = "") -> str:
@@ -247,19 +215,18 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     """
     with closing(find_run(run, hosts)) as found:
         printer = Printer(as_json=as_json, run=found.name)
-        losses = Losses(found, printer.note)
-        bring_here(found, losses, printer)
+        found.outlast(printer.note)
+        bring_here(found, printer)
         if found.there is not None:
-            losses.outlast(lambda: found.refresh(*FOLDERS))
+            found.refresh(*FOLDERS)
         values, files = (_files_in(found.folder / name) for name in FOLDERS)
         values = [each for each in values if each.suffix in SUFFIXES and not each.name.startswith(".")]
         (_say_json if as_json else _say)(found, printer, values, files)
         if into is not None:
-            for name, paths in zip(FOLDERS, (values, files), strict=True):
-                for path in paths:
-                    target = into / name / path.relative_to(found.folder / name)
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    shutil.copy2(path, target)
+            for path in (*values, *files):
+                target = into / path.relative_to(found.folder)
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.copy2(path, target)
             if as_json:
                 printer.event("fetched", path=str(into))
             else:
@@ -271,12 +238,12 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def bring_here(run: Run, losses: Losses, printer: Printer) -> None:
+def bring_here(run: Run, printer: Printer) -> None:
     """Fetch the results of an ended run from another machine, if this one knows the run."""
     if run.there is None or not run.is_known_here or run.facts.phase != "ended":
         return
-    with transfer(f"fetching results of {run.name}") as count:
-        collect(run, losses, count)
+    printer.note(f"fetching what is left of {run.name} from {run.where}")
+    collect(run)
     if rented := run.facts.record.rented:
         give_back(run.name, rented, printer)
 

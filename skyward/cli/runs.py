@@ -1,4 +1,4 @@
-"""Shared parts of the commands on runs: options that say where a run is, printing of output, progress of transfers."""
+"""Shared parts of the commands on runs: options that say where a run is, printing of output."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class Printer:
 
     def __init__(self, *, as_json: bool, run: str) -> None:
         self._as_json, self._run = as_json, run
-        self._ends_line = True
 
     def entry(self, fields: Mapping[str, Any], *, prefix: str = "") -> None:
         """Print an entry of a journal of output."""
@@ -84,17 +83,10 @@ class Printer:
         stream = sys.stderr if fields.get("stream") == "err" else sys.stdout
         stream.buffer.write(text.encode("utf-8", "replace"))
         stream.flush()
-        self._ends_line = text.endswith("\n")
-
-    def end_line(self) -> None:
-        """Make the next note start on a new line, if standard error is a terminal."""
-        if sys.stderr.isatty():
-            self._ends_line = False
 
     def note(self, text: str) -> None:
         """Print a note of skyward on standard error."""
-        click.echo(f"{'' if self._ends_line else chr(10)}skyward: {text}", err=True)
-        self._ends_line = True
+        click.echo(f"skyward: {text}", err=True)
 
     def event(self, event: str, **about: Any) -> None:
         """Print a JSON object."""

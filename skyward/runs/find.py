@@ -19,7 +19,6 @@ from skyward.records.run import (
     folder_of,
     is_held,
     local_runs,
-    note,
     runs_folder,
 )
 from skyward.runs.there import RunsThere
@@ -64,7 +63,7 @@ class Run:
             )
         return found if self.there is None else replace(found, is_alive=self._is_alive)
 
-    def refresh(self, *parts: str, progress: Callable[[int], None] = lambda _: None) -> bool:
+    def refresh(self, *parts: str) -> bool:
         """Fetch what is new of the record and of parts of the run, if it is on another machine.
 
         Returns:
@@ -76,7 +75,7 @@ class Run:
         """
         if self.there is None:
             return is_held(self.folder)
-        self._is_alive = self.there.pull(self.name, self.folder, parts, progress)
+        self._is_alive = self.there.pull(self.name, self.folder, parts)
         return self._is_alive
 
     def ask_down(self) -> None:
@@ -86,9 +85,10 @@ class Run:
         else:
             self.there.ask_down(self.name)
 
-    def mark_collected(self) -> None:
-        """Record that everything of it is here."""
-        note(self.folder, "collected")
+    def outlast(self, say: Callable[[str], None]) -> None:
+        """From now on repeat requests that its machine does not answer for a minute; `say` receives notes on that."""
+        if self.there is not None:
+            self.there.outlast(self.name, say)
 
     def close(self) -> None:
         """Close connections."""
@@ -172,21 +172,10 @@ def host_of(record: RunRecord) -> SshHost:
     return replace(host, key=record.key, known_hosts=record.known_hosts, trusts_jumps=record.rented is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Runs, and the machines that could not be queried.
-
-    Attributes:
-        runs: what is known of each and the name of its machine, in the order of their start.
-        failures: errors by the name of the machine.
-    """
-
-    runs: Sequence[tuple[RunFacts, str]]
-    failures: Mapping[str, SkywardError]
-
-
-def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
-    """Return the runs of this user.
+def list_runs(
+    hosts: Sequence[SshHost] = (), *, ended: bool = False
+) -> tuple[list[tuple[RunFacts, str]], Mapping[str, SkywardError]]:
+    """Return the runs of this user with the names of their machines, and errors by the name of the machine.
 
     Args:
         hosts: machines to query, besides this one and those that its records point to.
@@ -213,7 +202,7 @@ def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
                 gone = [each for each in known if each.record.id not in there] if ended else []
                 found += [replace(each, is_alive=False) for each in gone]
             runs += [(facts, host.name) for facts in found if ended or not facts.is_final]
-    return Listing(sorted(runs, key=lambda run: run[0].record.started), failures)
+    return sorted(runs, key=lambda run: run[0].record.started), failures
 
 
 def _ask(host: SshHost, *, ended: bool) -> list[RunFacts]:

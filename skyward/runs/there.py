@@ -19,10 +19,12 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
 from skyward.records.run import DOWN_FILE, RUN_FILE, THERE_FILE, RunFacts, RunRecord
 from skyward.ssh.connection import CONNECT_S, SshConnection, connect
-from skyward.system import threading
+from skyward.system import time
 
 JOURNALS, FOLDERS = ("output", "nodes"), ("saved", "files")  # parts of a run
 ANSWER_S = 8.0  # of silence after which a machine counts as lost
+PATIENCE_S = 60.0  # how long requests are repeated once `outlast` was called
+_RETRY_S = 1.0
 _CHUNK = 1024 * 1024  # maximum bytes of a file per request
 _PATIENT_S = 600.0  # for a long list of files
 _MARK = "skyward-runs "
@@ -81,9 +83,19 @@ class RunsThere:
 
     def __init__(self, host: SshHost) -> None:
         self.name, self.host = host.name, host
-        self._lock = threading.Lock()  # one request at a time
         self._connection: SshConnection | None = None
         self._held = ExitStack()
+        self._run = ""
+        self._say: Callable[[str], None] | None = None
+
+    def outlast(self, run: str, say: Callable[[str], None]) -> None:
+        """From now on repeat requests that are not answered, for a minute; `say` receives notes on that.
+
+        Args:
+            run: the run in question, for the notes.
+            say: receives a note when the machine does not answer, and when it answers again.
+        """
+        self._run, self._say = run, say
 
     def names(self) -> Sequence[str]:
         """Return the names of all runs that are recorded there."""
@@ -96,14 +108,13 @@ class RunsThere:
         found = [RunFacts.parse(base64.b64decode(packed), is_alive=alive == "yes") for alive, _, packed in answers]
         return [each for each in found if each is not None]
 
-    def pull(self, run: str, folder: Path, parts: Sequence[str], progress: Callable[[int], None]) -> bool:
+    def pull(self, run: str, folder: Path, parts: Sequence[str]) -> bool:
         """Fetch what is new of a run's record and of parts of it; return whether the run is alive.
 
         Args:
             run: its name.
             folder: the directory for it here.
             parts: which of JOURNALS and FOLDERS.
-            progress: called with the number of bytes that arrive.
 
         Raises:
             ProviderError: there is no such run any more, or a name leads out of the directory.
@@ -114,34 +125,33 @@ class RunsThere:
             raise ProviderError(f"{self.name} has no record of run {run} any more: it was removed there.")
         try:
             with FileLock(folder / ".pull.lock", mode=0o600):
-                self._append(f"{run}/{RUN_FILE}", folder / THERE_FILE, progress)
+                self._append(f"{run}/{RUN_FILE}", folder / THERE_FILE)
                 for part in parts:
-                    self._pull_part(f"{run}/{part}", folder / part, progress)
+                    self._pull_part(f"{run}/{part}", folder / part)
         except OSError as error:
             raise ConfigError(f"What the run has written cannot be put into {folder}: {error}.") from error
         return alive[0] == "yes"
 
-    def _pull_part(self, source: str, target: Path, progress: Callable[[int], None]) -> None:
+    def _pull_part(self, source: str, target: Path) -> None:
         for name, size, written in self._files(source):
             own = target.joinpath(*PurePosixPath(name).parts)
             if name.startswith("/") or ".." in own.parts:
                 raise ProviderError(f"{self.name} names a file {name!r}, which would lie outside of {target}.")
             own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if target.name in JOURNALS:
-                self._append(f"{source}/{name}", own, progress)
+                self._append(f"{source}/{name}", own)
             elif not own.is_file() or (own.stat().st_size, int(own.stat().st_mtime)) != (size, written):
                 draft = target.with_name(".part")
                 draft.unlink(missing_ok=True)
-                self._append(f"{source}/{name}", draft, progress)
+                self._append(f"{source}/{name}", draft)
                 os.utime(draft, (written, written))
                 draft.replace(own)
 
-    def _append(self, source: str, own: Path, progress: Callable[[int], None]) -> None:
+    def _append(self, source: str, own: Path) -> None:
         """Append the rest of a file to its copy."""
         with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
             while data := self._read(source, file.tell()):
                 file.write(data)
-                progress(len(data))
 
     def _read(self, path: str, offset: int) -> bytes:
         answer = self._ask("read", path, str(offset), str(_CHUNK))
@@ -165,26 +175,51 @@ class RunsThere:
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
-        with self._lock:
-            self._drop()
+        self._drop()
 
     def _ask(self, word: str, path: str = "", *more: str, timeout_s: float = ANSWER_S) -> Sequence[str]:
-        """Return the lines of an answer."""
-        with self._lock:
+        """Return the lines of an answer.
+
+        Raises:
+            HostLostError: the machine does not answer, or has not for too long.
+        """
+        # "." stands for no path: the shell's `read` merges blanks
+        packed = base64.b64encode(path.encode("utf-8", "surrogateescape")).decode() or "Lg=="
+        since = None
+        while True:
             try:
-                connection = self._connected()
-                # "." stands for no path: the shell's `read` merges blanks
-                packed = base64.b64encode(path.encode("utf-8", "surrogateescape")).decode() or "Lg=="
-                connection.send(" ".join((word, packed, *more)))
-                lines = []
-                while (line := self._hear(connection, timeout_s)) != "end":
-                    if line.startswith("failed"):
-                        raise ProviderError(f"{self.name} could not do `{word}`: {line[7:]}.")
-                    lines.append(line)
-                return lines
-            except BaseException:
-                self._drop()  # the rest of the answer must not be taken for the answer to another request
-                raise
+                answer = self._ask_once(" ".join((word, packed, *more)), timeout_s)
+            except HostLostError as error:
+                now = time.monotonic()
+                if self._say is None:
+                    raise
+                if since is None:
+                    since = now
+                    self._say(f"{error} Run {self._run} may still run there; trying to reach it again.")
+                elif now - since > PATIENCE_S:
+                    raise HostLostError(
+                        f"{self.name} has not answered for {now - since:.0f} s. Run {self._run} may still run there, "
+                        f"or have ended with the machine; the same command tries again. {error}"
+                    ) from error
+                time.sleep(_RETRY_S)
+            else:
+                if since is not None and self._say is not None:
+                    self._say(f"{self.name} answers again.")
+                return answer
+
+    def _ask_once(self, request: str, timeout_s: float) -> Sequence[str]:
+        try:
+            connection = self._connected()
+            connection.send(request)
+            lines = []
+            while (line := self._hear(connection, timeout_s)) != "end":
+                if line.startswith("failed"):
+                    raise ProviderError(f"{self.name} could not do `{request}`: {line[7:]}.")
+                lines.append(line)
+            return lines
+        except BaseException:
+            self._drop()  # the rest of the answer must not be taken for the answer to another request
+            raise
 
     def _connected(self) -> SshConnection:
         if self._connection is None:

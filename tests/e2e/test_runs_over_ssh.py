@@ -22,7 +22,7 @@ from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.records.run import RunFacts, RunRecord
 from skyward.runs.find import Run, find_run
-from skyward.runs.follow import Losses, follow
+from skyward.runs.follow import follow
 from skyward.runs.there import RunsThere
 from tests.e2e.sshd import Server, Site
 from tests.e2e.sshd import site as site
@@ -138,13 +138,9 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(start: Start, find: Find)
     said: list[str] = []
     entries = []
     run = find("train")
-    following = follow(run, "output", Losses(run, said.append))
-    while True:
-        try:
-            entries.append(next(following))
-        except StopIteration as end:
-            facts = end.value
-            break
+    run.outlast(said.append)
+    for entry in follow(run, "output"):
+        entries.append(entry)
         if len(entries) in (20, 90):
             assert run.there and run.there._connection
             run.there._connection.kill()
@@ -153,7 +149,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(start: Start, find: Find)
             process.stdin.flush()
 
     assert [entry.fields["text"] for entry in entries] == [f"line {n}\n" for n in range(150)]
-    assert (facts.phase, facts.status) == ("ended", 0)
+    assert (run.facts.phase, run.facts.status) == ("ended", 0)
     assert sum("answers again" in each for each in said) == 2
 
 
