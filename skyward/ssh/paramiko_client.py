@@ -192,8 +192,8 @@ class ParamikoConnection(SshConnection):
     @property
     def _transport(self) -> paramiko.Transport:
         """The connection to the last machine that has been reached."""
-        transport = self._clients[-1].get_transport()
-        assert transport is not None
+        if (transport := self._clients[-1].get_transport()) is None:
+            raise SSHException("The connection has ended.")
         return transport
 
     def _read(self, session: paramiko.Channel) -> str:

@@ -80,7 +80,7 @@ def test_checkpoints_are_kept_in_a_bucket(s3: Any) -> None:
     with sky.ComputePool(sky.Docker(), volumes=[volume], display="quiet") as pool:
         assert (count("/kept/train", 7, ()) >> pool) == (7, [*begun, 6])
     keys = [each["Key"] for each in s3.list_objects_v2(Bucket="states", Prefix="runs/train/")["Contents"]]
-    assert len([key for key in keys if key.endswith(".json")]) == 2  # the last two commits alone
+    assert len([key for key in keys if key.endswith(".done")]) == 2  # the last two commits alone
     numbers = (s3.get_object(Bucket="states", Key=key)["Body"].read() for key in keys if key.endswith("/n"))
     assert set(numbers) == {b"6", b"7"}
 
