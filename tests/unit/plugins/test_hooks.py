@@ -17,7 +17,7 @@ from skyward.errors import PluginError
 from skyward.model.image import Image, PipIndex
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Cluster
-from skyward.plugins import Plugin, around_client, node_setup, transform_all
+from skyward.plugins import Plugin, node_setup, transform_all
 
 
 def adding(name: str, *requirements: str) -> Plugin:
@@ -88,25 +88,6 @@ def test_bad_bootstraps_are_found_on_the_client(cluster: Cluster, bootstrap: Any
         node_setup([Plugin.create("p").with_bootstrap(bootstrap)], cluster)
 
 
-def test_client_contexts_stand_around_the_pool_in_order(cluster: Cluster) -> None:
-    """Entered first to last with the pool and the plan, left last to first, also when the body raises."""
-    told: list[Any] = []
-
-    def watching(name: str) -> Plugin:
-        @contextmanager
-        def around(pool: object, plan: Cluster) -> Iterator[None]:
-            told.append((name, pool, plan))
-            yield
-            told.append(name)
-
-        return Plugin.create(name).with_around_client(around)
-
-    with pytest.raises(KeyError), around_client([watching("a"), watching("b")], "the pool", cluster):
-        told.append("body")
-        raise KeyError
-    assert told == [("a", "the pool", cluster), ("b", "the pool", cluster), "body", "b", "a"]
-
-
 Told = list[Any]
 
 
@@ -124,23 +105,6 @@ def telling(told: Told, name: str, *, enter: type[BaseException] | None = None, 
             raise leave(f"{name} cannot stop")
 
     return around
-
-
-def test_worker_hooks_are_entered_in_order_and_left_in_reverse(cluster: Cluster, place: InstanceInfo) -> None:
-    """All around_app hooks, then all around_process hooks; each once, however often the session is closed."""
-    told: Told = []
-    plugins = [
-        Plugin.create(name)
-        .with_around_app(telling(told, f"{name}.app"))
-        .with_around_process(telling(told, f"{name}.proc"))
-        for name in "ab"
-    ]
-    session = node_setup(plugins, cluster, several_processes=True)(place)
-    entered = ["+a.app on 1", "+b.app on 1", "+a.proc on 1", "+b.proc on 1"]
-    assert told == entered
-    session.close()
-    session.close()
-    assert told == [*entered, "-b.proc", "-a.proc", "-b.app", "-a.app"]
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit])
@@ -176,19 +140,6 @@ def test_every_hook_is_left_whatever_the_others_do(
     with pytest.raises(PluginError, match=r"'a': its .* when it was left: OSError"):
         session.close()
     assert told[3:] == ["-c", "-b", "-a"]
-
-
-def wrapping(name: str) -> Plugin:
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: f"{name}({fn(*args)})"
-
-    return Plugin.create(name).with_decorator(decorate)
-
-
-def test_the_first_plugin_decorates_outermost(cluster: Cluster, place: InstanceInfo) -> None:
-    """Plugins without the hook are passed over."""
-    session = node_setup([wrapping("first"), Plugin.create("none"), wrapping("second")], cluster)(place)
-    assert session.decorate(lambda x: f"body {x}")(3) == "first(second(body 3))"
 
 
 def booting(*ops: Any, name: str = "boot") -> Plugin:

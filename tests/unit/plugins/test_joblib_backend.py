@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 import threading
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +15,6 @@ import pytest
 from joblib import Parallel, delayed
 
 from skyward.errors import PoolClosedError
-from skyward.plugins import _joblib_backend
 from skyward.plugins._joblib_backend import SkywardBackend, parallel_on
 from skyward.wire import payload
 
@@ -130,20 +126,6 @@ def test_effective_n_jobs(slots: int, n_jobs: int | None, expected: int, make: C
     assert SkywardBackend(cast(Any, make(slots))).effective_n_jobs(n_jobs) == expected
 
 
-def test_many_small_calls_travel_together(make: Callable[[int], FakePool]) -> None:
-    """10,000 calls take a few hundred trips at most, whose size grows with what they bring."""
-    pool = make(2)
-
-    with on(pool):
-        assert Parallel()(delayed(abs)(-number) for number in range(10_000)) == list(range(10_000))
-
-    assert sum(pool.batches) == 10_000
-    assert pool.batches[0] == 1
-    assert max(pool.batches) >= 100
-    assert len(pool.batches) < 400
-    assert pool.names == {"abs"}
-
-
 def test_a_closed_pool_is_an_error(make: Callable[[int], FakePool]) -> None:
     """Work is never done here in its stead."""
     pool = make(2)
@@ -184,31 +166,3 @@ def test_joblib_is_as_it_was_afterwards(make: Callable[[int], FakePool]) -> None
 
 
 # scikit-learn's configuration and warning filters --------------------------------------------------------------------
-
-
-def configuration(_number: int) -> tuple[bool, list[str]]:
-    import sklearn
-
-    return bool(sklearn.get_config()["assume_finite"]), [str(entry[2]) for entry in warnings.filters]
-
-
-def test_filters_of_classes_that_nodes_do_not_have_are_left_out(
-    make: Callable[[int], FakePool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others are kept, in their order; no call fails for want of them."""
-    module = types.ModuleType("only_on_the_client")
-    exec("class Told(UserWarning): pass", vars(module))
-    monkeypatch.setitem(sys.modules, "only_on_the_client", module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)
-        warnings.simplefilter("ignore", vars(module)["Told"])
-        warnings.filterwarnings("ignore", "some text", UnicodeWarning)
-        data = payload.dumps(_joblib_backend._Filters(warnings.filters))[0]
-        expected = list(warnings.filters)
-    monkeypatch.delitem(sys.modules, "only_on_the_client")
-
-    found = pickle.loads(data)
-
-    assert len(found) == len(expected) - 1
-    assert [entry[2].__name__ for entry in found[:2]] == ["UnicodeWarning", "ResourceWarning"]
-    assert found[0][1].pattern == "some text"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import skyward as sky
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
-from skyward.plugins import _keras, transform_all
+from skyward.plugins import transform_all
 from skyward.runtime.environment import is_collective
 
 CPU = Cluster(spec=ClusterSpec(nodes=2))
@@ -26,13 +25,6 @@ def _no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "none")  # so that it is put back as it was
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.delitem(sys.modules, "keras", raising=False)
-
-
-def load_keras(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Pretend that keras has been imported with a backend."""
-    keras = ModuleType("keras")
-    keras.config = SimpleNamespace(backend=lambda: backend)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "keras", keras)
 
 
 def function() -> str:
@@ -104,26 +96,3 @@ def test_it_is_collective_where_ranks_form_a_group() -> None:
     assert is_collective(keras(backend="jax")(jax(function)))
     assert is_collective(jax(keras(backend="jax")(function)))
     assert is_collective(keras(backend="torch")(function))
-
-
-def test_a_plugin_that_comes_before_the_group_does_not_prepare_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its decorator joins JAX afterwards: the devices of all are set then, not those of one."""
-    load_keras(monkeypatch, "jax")
-    joined = False
-    chosen: list[bool] = []
-    monkeypatch.setattr(_keras, "_in_jax_group", lambda: joined)
-    monkeypatch.setattr(_keras, "on_every_rank", lambda: True)
-    monkeypatch.setattr(_keras, "_device_names", lambda *, everywhere: [everywhere])
-    monkeypatch.setattr(_keras, "_distribute", lambda devices: chosen.extend(devices))
-    monkeypatch.setattr(_keras, "at_end", lambda _restore: None)
-    token = _keras._prepared.set(None)
-    try:
-        _keras.before_call(ALONE, backend="jax", seed=None)
-        joined = True
-        monkeypatch.setattr(_keras, "gather", lambda value, name: [5])  # noqa: ARG005
-        sys.modules["keras"].utils = SimpleNamespace(set_random_seed=lambda seed: chosen.append(seed == 5))  # type: ignore[attr-defined]
-        for _ in range(2):
-            _keras.before_call(ALONE, backend="jax", seed=None)
-    finally:
-        _keras._prepared.reset(token)
-    assert chosen == [True, True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,24 +80,6 @@ def test_a_ray_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pyte
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["ray.lock"]
-
-
-@needs_ray
-def test_ray_connects_through_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever calls `ray.init()`: with the pool's token, and without what would make a cluster."""
-    from skyward.plugins import _ray_client
-
-    monkeypatch.setattr(_ray_client, "_session", _ray_client._Session("secret", signal.getsignal(signal.SIGTERM)))
-    asked = []
-    monkeypatch.setattr("ray.client_builder.ClientBuilder.connect", lambda builder: asked.append(builder))
-    builder = _ray_client.ClientBuilder("127.0.0.1:7")._init_args(num_cpus=2, namespace="a")
-    builder.connect()
-
-    assert asked == [builder]
-    assert builder._metadata == [("authorization", "Bearer secret")]
-    assert builder._remote_init_kwargs == {"ignore_reinit_error": True}
-    assert builder._job_config.ray_namespace == "a"
-    assert "secret" not in repr(_ray_client._session)
 
 
 @needs_ray

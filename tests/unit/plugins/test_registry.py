@@ -48,16 +48,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def test_an_installed_package_adds_a_plugin(install: Install) -> None:
-    """It is found by attribute and listed by dir(); its settings reach its function."""
-    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
-    assert "good" in dir(skyward.plugins)
-    assert "good_plugin" not in sys.modules
-    plugin = skyward.plugins.good(level=2)
-    assert isinstance(plugin, Plugin)
-    assert plugin.name == "good 2"
-
-
 def test_an_unknown_name_offers_close_ones(install: Install) -> None:
     """A typing error is answered with what was probably meant; hasattr keeps working."""
     install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})

@@ -198,28 +198,6 @@ def test_a_second_init_that_asks_for_something_else(arguments: str, message: str
     assert len(lines) == bool(message)
 
 
-def test_torch_has_its_functions_back_afterwards(run: Run) -> None:
-    """After the context both do what they did before, with the documentation they had."""
-    lines = run(
-        """
-        import inspect
-        before = inspect.signature(dist.init_process_group)
-        with process_group(place()):
-            assert inspect.signature(dist.init_process_group) == before
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        print(total())
-        try:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        except ValueError as error:
-            print(error)
-        dist.destroy_process_group()
-        print(dist.is_initialized())
-        """
-    )
-
-    assert lines == ["1.0", "trying to initialize the default process group twice!", "False"]
-
-
 def test_nccl_without_a_gpu_is_an_error_that_says_so(run: Run) -> None:
     """Before anything waits for anybody."""
     lines = run(

@@ -151,10 +151,3 @@ def test_a_careless_wrapper_loses_nothing() -> None:
     assert environment.declared_env(kept) == {"KERAS_BACKEND": "jax"}
     assert environment.is_collective(kept)
     assert environment.carry(plain, note) is note
-
-
-# which calls run everywhere -----------------------------------------------------------------------------------------
-
-
-def everywhere() -> bool:
-    return environment.on_every_rank()

@@ -42,22 +42,6 @@ def test_any_other_only_is_refused_at_decoration(only: Any) -> None:
         stderr(only=only)
 
 
-def test_an_error_in_a_muted_call_is_raised_and_muting_ends(sink: Record, place: Place) -> None:
-    """The exception is the user's own; what is printed afterwards is heard."""
-    place(1, 2)
-
-    @silent
-    def fail() -> None:
-        print("no")
-        raise KeyError("mine")
-
-    with output.task_output(1):
-        with pytest.raises(KeyError, match="mine"):
-            fail()
-        print("after")
-    assert sink.written == [(1, "stdout", "after\n")]
-
-
 def test_an_exception_that_forbids_changes_passes(sink: Record, place: Place) -> None:
     """Context managers made of generators would raise FrozenInstanceError in its place."""
     place(1, 2)

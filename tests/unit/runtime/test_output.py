@@ -22,15 +22,6 @@ def run_thread(target: object, *args: object) -> None:
     thread.join()
 
 
-def test_a_line_goes_to_its_task_as_one_piece(sink: Record) -> None:
-    """print writes several texts; the sink sees one whole line, with task and stream."""
-    with output.task_output(7):
-        print("one", 2, sep=", ")
-        print("trouble", file=sys.stderr)
-    print("after")
-    assert sink.written == [(7, "stdout", "one, 2\n"), (7, "stderr", "trouble\n"), (None, "stdout", "after\n")]
-
-
 def test_an_unfinished_line_comes_with_flush_or_the_end_of_the_task(sink: Record) -> None:
     """Progress bars flush; what is left at the end of a task is not lost."""
     with output.task_output(1):

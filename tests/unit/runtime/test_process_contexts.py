@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -50,17 +49,6 @@ def test_a_context_is_entered_once_and_left_in_reverse(events: list[str], make: 
 
     environment.enter_context("a", make("a"))
     assert events[-1] == "+a"
-
-
-def test_threads_enter_it_once(events: list[str], make: Make) -> None:
-    """Of several threads one enters, and the others wait for it."""
-    threads = [threading.Thread(target=environment.enter_context, args=("a", make("a"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert events == ["+a"]
 
 
 def test_a_failure_to_leave_stops_none_of_the_others(events: list[str], make: Make) -> None:
