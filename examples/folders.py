@@ -15,7 +15,7 @@ from typing import ClassVar
 from skyward.errors import ConfigError, PoolClosedError
 from skyward.model.resource import Resource
 from skyward.nodes.access import NodeAccess, ProcessAccess
-from skyward.nodes.local_host import PortClaim, claim_port
+from skyward.nodes.local_host import claim_port
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process import LocalProcess, dismiss
 from skyward.nodes.process_id import current_user
@@ -83,7 +83,6 @@ class FoldersAllocation(Allocation):
         self._lock = threading.Lock()
         self._reaper: Reaper | None = None
         self._processes: list[LocalProcess] = []
-        self._ports: list[PortClaim] = []
 
     def acquire(self) -> Sequence[Host]:
         """Make the folder. The reaper is there before anything that it would have to remove."""
@@ -103,11 +102,6 @@ class FoldersAllocation(Allocation):
             raise PoolClosedError(f"Pool {self.request.pool_id} was destroyed by another client.")
         return FoldersHost(self)
 
-    def claim_port(self) -> int:
-        """A port that no other pool gets until this one ends."""
-        self._ports.append(claim_port())
-        return self._ports[-1].port
-
     def start(self, launch: Launch) -> Node:
         """Start a node in a folder of its own."""
         with self._lock:  # `release` takes it too: it either finds this node, or has ended the allocation before it
@@ -126,8 +120,6 @@ class FoldersAllocation(Allocation):
             processes = tuple(self._processes)
         for process in processes:
             process.end()
-        for port in self._ports:
-            port.release()
         self._folder.remove()
 
 
@@ -141,7 +133,7 @@ class FoldersHost:
 
     def claim_port(self) -> int:
         """A port for the head of the pool."""
-        return self.allocation.claim_port()
+        return claim_port()
 
     def start(self, launch: Launch) -> Node:
         """Start a node."""

@@ -1,13 +1,7 @@
-"""The client's machine as the host of one pool's nodes: its ports and its GPUs.
-
-The head's port is claimed so that no two pools on one machine get the same one: the client binds the UDP port with the
-same number on loopback. This works across processes and users, and the kernel releases the port when the client ends
-for whatever reason.
-"""
+"""The client's machine as the host of one pool's nodes: its ports, memory and GPUs."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import random
@@ -25,11 +19,10 @@ from skyward.system import socket
 
 _PORTS = range(10_000, 30_000)
 _TRIES = 200
-_TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 
 class LocalHost:
-    """The client's machine, for one pool: the pool's run directory, the port of its head, and the start of its nodes.
+    """The client's machine, for one pool: the pool's run directory, and the start of its nodes.
 
     Args:
         pool: identifier of the pool.
@@ -49,7 +42,6 @@ class LocalHost:
         sweep_orphans()
         self.directory = PoolDirectory.create(pool, base, name)
         self._start = start
-        self._port: PortClaim | None = None
 
     @property
     def name(self) -> str:
@@ -57,11 +49,8 @@ class LocalHost:
         return socket.gethostname()
 
     def claim_port(self) -> int:
-        """Return a port that no other pool on this machine gets until it is released or replaced by another call."""
-        earlier, self._port = self._port, claim_port()
-        if earlier is not None:
-            earlier.release()  # the port of a head that has been replaced
-        return self._port.port
+        """Return a free port of this machine."""
+        return claim_port()
 
     def start(self, launch: Launch) -> RunnerNode:
         """Start a node.
@@ -72,74 +61,31 @@ class LocalHost:
         """
         return self._start(launch, self.directory)
 
-    def release(self) -> None:
-        """Release the port, and remove the directory."""
-        self.let_go()
-        self.directory.remove()
 
-    def let_go(self) -> None:
-        """Release the port, and keep the directory for the next client."""
-        if self._port is not None:
-            self._port.release()
+def claim_port() -> int:
+    """Return a free TCP port of this machine below the kernel's range of ephemeral ports.
 
-
-class PortClaim:
-    """A TCP port that is free now, and that no other claim gets until this one is released.
-
-    Attributes:
-        port: the port number.
-    """
-
-    def __init__(self, port: int, holder: socket.socket) -> None:
-        self.port = port
-        self._holder = holder
-
-    def release(self) -> None:
-        """Release the port. Repeated calls do nothing."""
-        self._holder.close()
-
-
-def claim_port() -> PortClaim:
-    """Claim a free TCP port of this machine below the kernel's range of ephemeral ports.
+    It is chosen at random, so that two pools hardly ever get the same one.
 
     Raises:
         ProviderError: no port could be found.
     """
-    chosen = random.SystemRandom()  # unpredictable, and independent of user code that seeds `random`
+    chosen = random.SystemRandom()  # independent of user code that seeds `random`
     for _ in range(_TRIES):
         port = chosen.choice(_PORTS)
-        holder = _hold(port)
-        if holder is None:
-            continue
         if _bindable(port):
-            return PortClaim(port, holder)
-        holder.close()
+            return port
     raise ProviderError(
-        f"No free port was found for a pool between {_PORTS[0]} and {_PORTS[-1]}. See with `ss -ltnu` what holds them."
+        f"No free port was found for a pool between {_PORTS[0]} and {_PORTS[-1]}. See with `ss -ltn` what holds them."
     )
-
-
-def _hold(port: int) -> socket.socket | None:
-    holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        holder.bind(("127.0.0.1", port))
-    except OSError:
-        holder.close()
-        return None
-    return holder
 
 
 def _bindable(port: int) -> bool:
     """Return whether a TCP server could bind the port on every interface."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(("", port))
-        except OSError as error:
-            if family == socket.AF_INET or error.errno in _TAKEN:
-                return False  # other errors mean that the machine lacks IPv6, which does not matter
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
     return True
 
 

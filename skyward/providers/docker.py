@@ -189,11 +189,8 @@ class DockerAllocation(Allocation):
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
         """Leave the containers running."""
-        with ExitStack() as last:
-            if self._host is not None:
-                last.callback(self._host.let_go)
-            if self._containers is not None:
-                self._containers.let_go()
+        if self._containers is not None:
+            self._containers.let_go()
 
     def release(self) -> None:
         """Remove all containers, and the directory.
@@ -203,7 +200,7 @@ class DockerAllocation(Allocation):
         """
         with ExitStack() as last:
             if self._host is not None:
-                last.callback(self._host.release)
+                last.callback(self._host.directory.remove)
             if self._containers is not None:
                 self._containers.close()
 

@@ -135,10 +135,8 @@ class LocalAllocation(Allocation):
         """Return the directory of a node, which identifies its process."""
         return {"directory": str(self._directories[node])}
 
-    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:
         """Leave the processes running."""
-        if self._host is not None:
-            self._host.let_go()
 
     def release(self) -> None:
         """End all processes, and remove the directory."""
@@ -150,4 +148,4 @@ class LocalAllocation(Allocation):
         for process in processes:
             process.end()
         if self._host is not None:
-            self._host.release()
+            self._host.directory.remove()

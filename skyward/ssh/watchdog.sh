@@ -112,9 +112,8 @@ hang_up() {  # forwards in the middle of something would keep the connection of 
     [ "$(cut -d' ' -f4 /proc/$sh/stat)" = "$PPID" ] || return
     case $(cat "/proc/$PPID/comm") in sshd*) kill "$PPID" ;; esac
 }
-taken() {  # whether anybody listens at a port or holds its namesake of UDP, as clients on this machine do for theirs
-    cat /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 2>/dev/null |
-        grep -q ":$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0[7A] "
+taken() {  # whether anybody listens at a port
+    cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q ":$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0A "
 }
 port() {  # chosen at random, so that two pools hardly ever get the same one
     tries=0

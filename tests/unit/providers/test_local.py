@@ -1,5 +1,4 @@
 import re
-import socket
 import sys
 import threading
 import time
@@ -129,25 +128,6 @@ def test_removal_ends_everything_the_node_started(start: Start, how: str) -> Non
     assert not directory.exists()
     with pytest.raises(WireError):
         node.connect(agent)
-
-
-def test_a_head_that_is_replaced_gives_its_port_up(allocation: Allocation) -> None:
-    """However often: a pool holds one claim, and one descriptor for it."""
-    host = allocation.acquire()[0]
-    first = host.claim_port()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(20):
-        last = allocation.replace(host).claim_port()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    _bind(first)
-    with pytest.raises(OSError, match="in use"):
-        _bind(last)
-    allocation.close()
-
-
-def _bind(port: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
-        holder.bind(("127.0.0.1", port))
 
 
 def test_each_node_gets_gpus_of_its_own(
