@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,6 +105,11 @@ class Machine:
         threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
         self.connection.at_end(self._on_end)
 
+    def beat(self) -> None:
+        """Report to the watchdog that the client is alive, once it has begun."""
+        if self._containers is not None:
+            self.watchdog.beat()
+
     def free_bytes(self) -> int | None:
         """Return the number of free bytes on the engine's disk; None if unknown."""
         return self.watchdog.free_bytes(str(self.info.get("DockerRootDir", "/var/lib/docker")))
@@ -121,7 +125,6 @@ class Machine:
             raise EngineError(
                 f"Node {launch.node} cannot be started: its host {self.name} {self._loss_reason or 'is gone'}."
             )
-        self._follow_lease(launch)
         # process IDs of another machine mean nothing there, so the owner's is left empty
         labels = {WATCHDOG: self.watchdog.label, OWNER_ID: ""}
 
@@ -135,7 +138,6 @@ class Machine:
         """Return a node whose container an earlier client has started there."""
         containers = self._containers
         assert containers is not None
-        self._follow_lease(launch)
         path = self.directories[launch.node] = PurePosixPath(about["directory"])
         return containers.adopt(launch, str(about["container"]), _HostDirectory(self, path), agent)
 
@@ -234,13 +236,6 @@ class Machine:
             "Host %s of pool %s %s. What runs there ends within %g s of its client's silence.",
             *(self.name, self._pool, reason, self._lease_s),
         )
-
-    def _follow_lease(self, launch: Launch) -> None:
-        """Pass the nodes' lease on to the watchdog."""
-        lease_s = float(json.loads(launch.runner)["lease_s"])
-        if lease_s != self._lease_s:
-            self._lease_s = lease_s
-            self.watchdog.lease(lease_s)
 
 
 @dataclass(frozen=True, slots=True)

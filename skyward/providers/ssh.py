@@ -342,7 +342,7 @@ class SshAllocation(Allocation):
             if slot is None:
                 slot = self._slots[host] = max(self._slots.values(), default=-1) + 1
             folder = self._directory.path / f"{slot}.{attempt}"
-        machine = Machine(host, self.request.pool_id, folder, LEASE_S, slot, attempt, self._rights)
+        machine = Machine(host, self.request.pool_id, folder, self.request.lease_s, slot, attempt, self._rights)
         with self._lock:
             self.machines.append(machine)  # from now on `close` ends its connection
         if self.ended.is_set():
@@ -439,7 +439,7 @@ class SshAllocation(Allocation):
     def _beat(self) -> None:
         while not self.ended.wait(min(_BEAT_S, self.request.lease_s / 3)):
             for machine in tuple(self.machines):
-                machine.watchdog.beat()
+                machine.beat()
 
 
 def _unfit(actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:

@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 # Nothing on the host changes before the line "go". The mark distinguishes the script's output from that of users' shell
 # files.
 # State is in a directory that only the user can access. In it each watchdog has `POOL.SLOT.ATTEMPT`, with the nodes'
-# directories, `lease.N` for the lease in seconds, `watch.N` for the shell that monitors it, `alive`, whose age is the
-# client's silence, and `left` while a pool waits for its next client. Only names and ages are used, never the content
-# of files: bash and ksh execute commands in text passed to `$((...))`, and dash exits on text that is not a number.
+# directories, `watch.N` for the shell that monitors it, `alive`, whose time is that at which the client's lease ends,
+# and `left` while a pool waits for its next client. Only names and times are used, never the content of files: bash and
+# ksh execute commands in text passed to `$((...))`, and dash exits on text that is not a number.
 _SCRIPT = Path(__file__).with_name("watchdog.sh").read_text()
 
 
@@ -172,14 +172,6 @@ class Watchdog:
     def drop(self, directory: PurePosixPath) -> None:
         """Remove a node's directory."""
         self._ask(f"drop {directory.name}")
-
-    def lease(self, seconds: float) -> None:
-        """Set how many seconds it waits for a silent client."""
-        self.connection.send(f"lease {seconds:.0f}")
-
-    def until(self, seconds: float) -> None:
-        """Record, for the guard of a rented machine, in how many seconds the pool's budget is spent."""
-        self.connection.send(f"until {seconds:.0f}")
 
     def beat(self) -> None:
         """Report that the client is alive."""

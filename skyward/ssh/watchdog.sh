@@ -56,61 +56,42 @@ settle() {  # find or make the directory for state; a machine of a cloud has one
     done
     return 1
 }
-lease_of() {  # the lease that a directory notes
-    longest=
-    for noted in "$1"/lease.*; do
-        noted=${noted##*/lease.}
-        number "$noted" || continue
-        if [ -z "$longest" ] || [ "$noted" -gt "$longest" ]; then longest=$noted; fi
-    done
-    [ "$longest" ] && echo "$longest"
-}
-silence() {  # seconds since the client of a directory was heard
-    heard=$(date -r "$1/alive" +%s) && echo $(($(date +%s) - heard))
+alive() { touch -d "@$(($(date +%s) + lease))" "$dir/alive"; }  # the client was heard: the lease ends that much later
+silent() {  # whether the client of a directory was not heard for the lease and some seconds
+    ends=$(date -r "$1/alive" +%s) && [ $(($(date +%s) - $2)) -gt "$ends" ]
 }
 stale() {  # pools of this user whose watchdog was killed
     for other in "$pools"/*; do
         case ${other##*/} in *[!0-9A-Za-z.]* | *.*.*.*) continue ;; esac
-        limit=$(lease_of "$other") && silent=$(silence "$other") || continue
-        [ $((silent - 30)) -gt "$limit" ] && clear_pool "$other"
+        silent "$other" 30 && clear_pool "$other" 2 300
     done
 }
 containers() {  # of one attempt of a pool
     named=${1##*/}
     engine ps -aq --no-trunc --filter "label=skyward.pool=${named%%.*}" --filter "label=skyward.watchdog=${named#*.}"
 }
-clear_pool() {  # until the engine has none of its containers, also none that was just being made
-    tries=0 clean=0
-    while [ $clean -lt 2 ] && [ $tries -lt 300 ]; do
+clear_pool() {  # until the engine has none of its containers in $2 looks, also none that was just being made
+    looks=$2 tries=$3
+    while [ $looks -gt 0 ] && [ $tries -gt 0 ]; do
         if ids=$(containers "$1"); then
-            if [ -n "$ids" ]; then clean=0; engine rm -f -v $ids >/dev/null; continue; fi
-            clean=$((clean + 1))
+            if [ -n "$ids" ]; then looks=$2; engine rm -f -v $ids >/dev/null; continue; fi
+            looks=$((looks - 1))
         fi
-        tries=$((tries + 1))
-        sleep 1
+        tries=$((tries - 1))
+        [ $looks -eq 0 ] || sleep 1
     done
     rm -rf "$1"
 }
 supersede() {  # end what earlier attempts of this pool left here; their watchdogs end when their directory is gone
     for other in "$pools/$pool.$slot".*; do
-        number "${other##*.}" && [ "${other##*.}" -lt "$attempt" ] || continue
-        tries=0
-        while ids=$(containers "$other") && [ -n "$ids" ] && [ $tries -lt 20 ]; do
-            engine rm -f -v $ids >/dev/null || sleep 1
-            tries=$((tries + 1))
-        done
-        rm -rf "$other"
+        number "${other##*.}" && [ "${other##*.}" -lt "$attempt" ] && clear_pool "$other" 1 20
     done
 }
 watch() {  # a connection that broke without a word keeps the watchdog's input open
-    while sleep 2 && [ -e "$dir/watch.$sh" ] && limit=$(lease_of "$dir") && silent=$(silence "$dir"); do
-        if [ "$silent" -gt "$limit" ]; then clear_pool "$dir"; fi
+    while sleep 2 && [ -e "$dir/watch.$sh" ]; do
+        if silent "$dir" 0; then clear_pool "$dir" 2 300; fi
     done
-    hang_up && kill $sh
-}
-hang_up() {  # forwards in the middle of something would keep the connection of a dead client
-    [ "$(cut -d' ' -f4 /proc/$sh/stat)" = "$PPID" ] || return
-    case $(cat "/proc/$PPID/comm") in sshd*) kill "$PPID" ;; esac
+    kill $sh
 }
 taken() {  # whether anybody listens at a port
     cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q ":$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0A "
@@ -151,7 +132,7 @@ if ! settle 2>/dev/null; then
     exit 1
 fi
 dir=$pools/$pool.$slot.$attempt
-[ "$word" = adopt ] && [ -d "$dir" ] && : >"$dir/alive"
+[ "$word" = adopt ] && [ -d "$dir" ] && alive
 stale </dev/null >/dev/null 2>&1 &
 if [ "$word" != adopt ] || [ ! -d "$dir" ]; then  # a client that finds nothing to take over begins anew
     supersede 2>/dev/null
@@ -163,9 +144,7 @@ for other in "$pools/$pool".*; do  # after that, since two watchdogs may be here
     rmdir "$dir"
     exit 1
 done
-lease() { : >"$dir/lease.$1"; for old in "$dir"/lease.*; do [ "${old##*.}" = "$1" ] || rm -f "$old"; done; }
-: >"$dir/alive"
-lease "$lease"
+alive
 rm -f "$dir"/watch.* "$dir/left"  # those of clients before end
 : >"$dir/watch.$sh"
 kept=
@@ -173,13 +152,9 @@ watch </dev/null >/dev/null 2>&1 &
 say ready "$dir"
 while read -r word a b c; do
     case $word in
-    beat) : >"$dir/alive" ;;
-    lease) lease "$a" ;;
-    until)
-        at=$(($(cut -d. -f1 /proc/uptime) + a)) && : >"$dir/until.$at"
-        for old in "$dir"/until.*; do [ "${old##*.}" = "$at" ] || rm -f "$old"; done ;;
+    beat) alive ;;
     named) kept=1 ;;
-    leave) lease "$a"; : >"$dir/alive"; : >"$dir/left"; say left; exit 0 ;;
+    leave) lease=$a; alive; : >"$dir/left"; say left; exit 0 ;;
     port) port ;;
     disk) disk "$a" ;;
     node)
@@ -192,5 +167,4 @@ while read -r word a b c; do
     esac
 done
 [ "$kept" ] && exit 0  # the next client may come; else `watch` goes on, and clears it after the lease
-clear_pool "$dir"
-hang_up
+clear_pool "$dir" 2 300

@@ -18,6 +18,7 @@ The user data contains the first host key, the user who may log in, and three sy
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -44,7 +45,7 @@ WantedBy=multi-user.target
 
 
 def user_data(
-    login_public: str, first: FirstHostKey, lease_s: float, start: FirstStart, budget_s: float | None = None
+    login_public: str, first: FirstHostKey, lease_s: float, start: FirstStart, budget_s: float = math.inf
 ) -> str:
     """Return the configuration for cloud-init.
 
@@ -53,7 +54,7 @@ def user_data(
         first: the host key with which the machine starts.
         lease_s: how long the pool's nodes outlive its client.
         start: additional actions of the cloud.
-        budget_s: maximum running time of the machine, unless its client changes it later; None for no limit.
+        budget_s: seconds in which the pool's machines spend its budget, some of which have passed when this one starts.
     """
     user = {"name": USER, "groups": ["docker"], "shell": "/bin/sh", "lock_passwd": True}
     services = (_guard(lease_s, budget_s), _host_key(), _metadata(start))
@@ -84,16 +85,19 @@ def _service(name: str, about: str, script: str, arguments: str, after: str = ""
 MARK: Final = "/run/skyward-guard"  # exists while the guard runs
 STATE: Final = f"/run/skyward/{USER}"  # the watchdog's directory, created by root and accessible to that user only
 _BOOT_S = 600  # how long a machine waits for its pool's first lease
+# later than the client, which ends the machines when the budget is spent: that is postponed by machines that are lost
+_BUDGET_LATER, _BUDGET_LATER_S = 1.1, 10.0
+_LONGEST_S = 1e8  # three years; the script accepts nine digits
 _IDLE_S = 60.0  # how long it waits for another pool after the last one
 # The guard runs as root, and the files belong to a user: it uses names and ages of files, never their content.
 GUARD: Final = Path(__file__).with_name("guard.sh").read_text()
 
 
-def _guard(lease_s: float, budget_s: float | None) -> _Service:
+def _guard(lease_s: float, budget_s: float) -> _Service:
     install = f"ExecStartPre=/usr/bin/install -d -m 0700 -o {USER} {STATE}"
     arguments = f"{STATE}/pools {MARK} {_BOOT_S} {int(min(lease_s, _IDLE_S))}"
-    if budget_s is not None:
-        arguments += f" {int(budget_s)}"
+    if budget_s < _LONGEST_S:
+        arguments += f" {int(budget_s * _BUDGET_LATER + _BUDGET_LATER_S)}"
     about = "Shuts the machine down when no live pool holds a lease on it"
     return _service("skyward-guard", about, GUARD, arguments, "Restart=always", before=install)
 

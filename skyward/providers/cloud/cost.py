@@ -1,8 +1,8 @@
 """Costs of machines: the order in which offers are tried, the amount that a pool has spent, and the end of its budget.
 
-The client ends the machines of a pool whose budget is spent. Each machine also knows when that is due, and its guard
-shuts it down some seconds later, with or without a client. The cost is the machines' time at their price at the launch;
-disks and traffic are not included.
+The client ends the machines of a pool whose budget is spent. Each machine is also told at its launch when that is due
+at the latest, and its guard shuts it down some seconds later, with or without a client. The cost is the machines' time
+at their price at the launch; disks and traffic are not included.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _MAX_TYPES = 6  # types that are priced and tried; the next ones are several tim
 _CPU_WEIGHT, _GB_WEIGHT = 8.0, 1.0  # a processor costs about as much as 8 GiB: for the order before prices are known
 _MIN_CPUS, _MIN_GB = 2, 4.0
 WARN_AT = 0.8  # part of the budget
-GUARD_LATER_S = 10.0  # delay of a machine's own guard after the client
 _LOOK_S = 1.0
-_LONGEST_S = 1e8  # three years; the scripts on machines accept nine digits
 
 
 def strategy_of(allocation: object) -> AllocationStrategy:
@@ -180,17 +178,22 @@ class _Use:
         return (self.offer.hourly or 0.0) * ((self.ended or now) - self.began) / 3600
 
 
-class CostMeter:
-    """Counts the time and cost of each machine from its launch to its end.
+class Costs:
+    """What the machines of a pool cost, each from its launch to its end, and the USD that they may cost.
 
     Args:
-        report: receives the total.
+        pool: identifier of the pool.
+        budget: the USD; None for no limit.
+        report: receives the warning, and the total.
+        spent: called once with a sentence when nothing is left, in a separate thread.
     """
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, pool: str, budget: float | None, report: Report, spent: Callable[[str], None]) -> None:
+        self._pool, self._budget, self._report, self._spent = pool, budget, report, spent
         self._uses: dict[str, _Use] = {}
         self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._began = time.monotonic()
 
     def start(self, offer: MachineOffer, machines: Iterable[str]) -> None:
         """Start counting machines, given by their ids, at an offer's price."""
@@ -222,57 +225,35 @@ class CostMeter:
 
     def report_total(self) -> None:
         """Report the total, if there were machines."""
-        now = time.monotonic()
         with self._lock:
             uses = list(self._uses.values())
         if not uses:
             return
         counts = Counter(use.offer.type.name for use in uses if use.ended is None)
         what = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "machines"
-        minutes = (now - min(use.began for use in uses)) / 60
+        minutes = (time.monotonic() - min(use.began for use in uses)) / 60
         known = any(use.offer.hourly is not None for use in uses)
-        price = f", about {sum(use.cost(now) for use in uses):.3f} USD" if known else ""
+        price = f", about {self.spent():.3f} USD" if known else ""
         self._report(note(f"{what} for {minutes:.1f} min{price}"))
 
+    # the budget
 
-class Budget:
-    """The USD that a pool may spend.
-
-    Args:
-        usd: the amount; None for no limit.
-        pool: identifier of the pool.
-        meter: counts what the pool spends.
-        report: receives the warning.
-        spent: called once with a sentence when nothing is left, in a separate thread.
-    """
-
-    def __init__(
-        self, usd: float | None, pool: str, meter: CostMeter, report: Report, spent: Callable[[str], None]
-    ) -> None:
-        self._usd, self._is_limited = math.inf if usd is None else usd, usd is not None
-        self._pool, self._meter, self._report, self._spent = pool, meter, report, spent
-        self._ended = threading.Event()
+    def watch(self) -> None:
+        """Start watching the budget, if there is one."""
         self._began = time.monotonic()
-
-    def begin(self) -> None:
-        """Start watching it."""
-        self._began = time.monotonic()
-        if self._is_limited:
+        if self._budget is not None:
             threading.Thread(target=self._watch, name=f"skyward-{self._pool}-budget", daemon=True).start()
 
     def end(self) -> None:
         """Stop watching it."""
         self._ended.set()
 
-    def left_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float:
-        """Return the seconds until it is spent by the running machines, and by this many more of an offer."""
-        hourly = self._meter.hourly() + (nodes * (offer.hourly or 0.0) if offer is not None else 0.0)
-        left = max(0.0, self._usd - self._meter.spent())
-        return min(_LONGEST_S, left / hourly * 3600) if hourly else _LONGEST_S
-
-    def guard_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float | None:
-        """Return the seconds after which a machine shuts itself down; None without a limit."""
-        return math.ceil(self.left_s(offer, nodes) + GUARD_LATER_S) if self._is_limited else None
+    def left_s(self, more: float = 0.0) -> float:
+        """Return the seconds until it is spent by the running machines, and by others for `more` USD per hour."""
+        hourly = self.hourly() + more
+        if self._budget is None or not hourly:
+            return math.inf
+        return max(0.0, self._budget - self.spent()) / hourly * 3600
 
     def check(self) -> None:
         """Refuse to rent machines once it is spent.
@@ -280,28 +261,29 @@ class Budget:
         Raises:
             BudgetSpentError: it is spent.
         """
-        if self._meter.spent() >= self._usd:
+        if self._budget is not None and self.spent() >= self._budget:
             raise BudgetSpentError(self._text())
 
     def _watch(self) -> None:
+        assert self._budget
         warned = False
         while not self._ended.wait(min(_LOOK_S, max(0.05, self.left_s()))):
-            spent = self._meter.spent()
-            if spent >= self._usd:
+            spent = self.spent()
+            if spent >= self._budget:
                 self._spent(self._text())
                 return
-            if spent >= WARN_AT * self._usd and not warned:
+            if spent >= WARN_AT * self._budget and not warned:
                 warned = True
                 self._report(
                     note(
-                        f"pool {self._pool} has spent {spent / self._usd:.0%} of its budget of {self._usd:g} USD; its "
-                        f"machines will be ended in about {_in_words(self.left_s())}"
+                        f"pool {self._pool} has spent {spent / self._budget:.0%} of its budget of {self._budget:g} "
+                        f"USD; its machines will be ended in about {_in_words(self.left_s())}"
                     )
                 )
 
     def _text(self) -> str:
         return (
-            f"Pool {self._pool} has spent its budget of {self._usd:g} USD after "
+            f"Pool {self._pool} has spent its budget of {self._budget:g} USD after "
             f"{_in_words(time.monotonic() - self._began)}, and its machines are ended. Open a pool with a larger "
             "budget=, or with fewer or cheaper machines."
         )

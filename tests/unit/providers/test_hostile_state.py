@@ -111,11 +111,7 @@ def plant(folder: Path, pwned: Path) -> None:
     for number, name in enumerate(["zz.0.0", "y\ny.0.0", "$(touch pwned).0.0", "x.0.0", "w.0.1", "-rf", "v v.0.0"]):
         made = folder / name
         made.mkdir(parents=True)
-        (made / "lease").write_text(payload)
-        (made / f"lease.{payload.replace('/', '_')}").touch()
-        (made / "lease.08").touch()
-        (made / "lease.99999999999999999999").touch()
-        (made / "lease.-1\n7").touch()
+        (made / f"watch.{payload.replace('/', '_')}").touch()
         if number % 2:
             os.mkfifo(made / "alive")
             os.mkfifo(made / "port.12345")
@@ -123,8 +119,9 @@ def plant(folder: Path, pwned: Path) -> None:
             (made / "alive").symlink_to("/dev/zero")
     (folder / "u.0.0").symlink_to("/")
     (folder / "t.0.0").mkdir()
-    with (folder / "t.0.0" / "lease.60").open("w") as file:
+    with (folder / "t.0.0" / "alive").open("w") as file:
         file.truncate(1 << 34)  # nobody reads it
+    os.utime(folder / "t.0.0" / "alive", (0, 0))
     (folder / "s.0.0").write_text(payload)
 
 
@@ -134,7 +131,7 @@ def test_what_lies_in_the_directory_is_never_run_and_stops_nothing(host: Host, p
     plant(pools, pwned)
     pools.parent.chmod(0o700)
     pools.chmod(0o700)
-    said = host.keep("go", "port", "lease 90", "node 0 \\153\\145\\171", "end")
+    said = host.keep("go", "port", "beat", "node 0 \\153\\145\\171", "end")
     assert said[0] == "facts"
     assert said[1] == f"ready {pools}/{host.pool}.0.0"
     assert said[2].startswith("port ")
@@ -149,7 +146,7 @@ def test_another_users_files_in_shared_directories_count_for_nothing(host: Host,
     evil.mkdir()
     try:
         (evil / "alive").symlink_to(host.home / "mine")
-        (evil / "lease").write_text(f"a[$(touch {pwned})]\n")
+        (evil / "left").write_text(f"a[$(touch {pwned})]\n")
         os.chown(evil, NOBODY, NOBODY)
         assert host.keep("go", "end")[-1] == "ended"
     finally:
@@ -248,7 +245,7 @@ def test_the_guard_sees_a_lease_among_all_that(guarded: Guarded, pwned: Path) ->
     live = guarded.place / "pools" / "p.0.0"
     live.mkdir()
     (live / "alive").touch()
-    (live / "lease.60").touch()
+    os.utime(live / "alive", (time.time() + 60,) * 2)
     assert not guarded.wait_off(4)
     assert guarded.process.poll() is None
     shutil.rmtree(live)

@@ -123,7 +123,7 @@ def test_the_next_attempt_on_a_machine_ends_what_the_last_one_left(start: Start,
     """Its containers first, then its directory; its watchdog, which may not know of the client's end, ends as well."""
     engine = tmp_path / "engine"
     (tmp_path / "docker").write_text(
-        f'#!/bin/sh\ncase "$*" in *" ps "*) cat {engine} 2>/dev/null ;; *" rm "*) echo "$*" >>{tmp_path}/removed; '
+        f'#!/bin/sh\ncase "$*" in *" ps "*) cat {engine} 2>/dev/null || : ;; *" rm "*) echo "$*" >>{tmp_path}/removed; '
         f"rm {engine} ;; esac\n"
     )
     lost, again = start(), start(attempt=1)
@@ -162,16 +162,3 @@ def test_a_file_for_containers_is_kept(start: Start) -> None:
     assert kept == watchdog.keep(content)
     assert kept.read_bytes() == content
     assert kept.stat().st_mode & 0o777 == 0o644
-
-
-def test_the_end_of_a_budget_is_noted_by_the_name_of_a_file(start: Start, pools: Path) -> None:
-    """In seconds of the machine's uptime, which its guard reads; a later word takes the place of the earlier."""
-    watchdog = start()
-    watchdog.facts()
-    watchdog.go()
-    for seconds in (500, 70):
-        watchdog.until(seconds)
-    watchdog.port()  # it has read what came before
-    (noted,) = Path(watchdog.directory).glob("until.*")
-    left = int(noted.name.removeprefix("until.")) - float(Path("/proc/uptime").read_text().split()[0])
-    assert 30 < left <= 71

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,7 @@ from skyward.errors import BudgetSpentError, ProviderError
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import cost
 from skyward.providers.cloud.base import MachineOffer, MachineType, Market
-from skyward.providers.cloud.cost import (
-    GUARD_LATER_S,
-    Budget,
-    CostMeter,
-    affordable,
-    find_offers,
-)
+from skyward.providers.cloud.cost import Costs, affordable, find_offers
 from tests.waiting import wait_until
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
@@ -29,7 +24,7 @@ def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.
     """Also a replacement of another price."""
     now, said = [0.0], list[str]()
     monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    counted = cost.CostMeter(lambda event: said.append(str(event)))
+    counted = Costs("p", None, lambda event: said.append(str(event)), said.append)
 
     counted.start(OFFER, ["i-1", "i-2"])
     now[0] = 1800.0
@@ -42,7 +37,7 @@ def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.
     now[0] = 3600.0
     counted.report_total()
 
-    unpriced = cost.CostMeter(lambda event: said.append(str(event)))
+    unpriced = Costs("p", None, lambda event: said.append(str(event)), said.append)
     unpriced.report_total()  # of nothing
     unpriced.start(replace(OFFER, hourly=None), ["i-4"])
     unpriced.report_total()
@@ -63,31 +58,27 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_what_is_left_depends_on_what_runs(now: list[float]) -> None:
     """Machines that are added shorten the time, those that end lengthen it; what was spent stays spent."""
-    meter = CostMeter(lambda _: None)
-    budget = Budget(4.0, "p", meter, lambda _: None, lambda _: None)
-    assert budget.left_s(DOLLAR, 2) == 7200
-    assert budget.guard_s(DOLLAR, 2) == 7200 + GUARD_LATER_S
-    assert budget.left_s() > 1e7
-    meter.start(DOLLAR, ["a", "b"])
+    costs = Costs("p", 4.0, lambda _: None, lambda _: None)
+    assert costs.left_s(2.0) == 7200
+    assert costs.left_s() == math.inf
+    costs.start(DOLLAR, ["a", "b"])
     now[0] += 3600
-    assert budget.left_s() == 3600
-    assert budget.left_s(DOLLAR, 2) == 1800
-    meter.stop("a")
-    assert budget.left_s() == 7200
-    budget.check()
+    assert (costs.left_s(), costs.left_s(2.0)) == (3600, 1800)
+    costs.stop("a")
+    assert costs.left_s() == 7200
+    costs.check()
     now[0] += 7200
-    assert budget.left_s() == 0
+    assert costs.left_s() == 0
     with pytest.raises(BudgetSpentError, match=r"Pool p has spent its budget of 4 USD after .* larger budget="):
-        budget.check()
+        costs.check()
 
 
 def test_it_warns_at_four_fifths_and_ends_once(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_LOOK_S", 0.02)
     said, ended = list[str](), list[str]()
-    meter = CostMeter(lambda _: None)
-    budget = Budget(1.0, "p", meter, lambda event: said.append(str(event)), ended.append)
-    meter.start(DOLLAR, ["a"])
-    budget.begin()
+    costs = Costs("p", 1.0, lambda event: said.append(str(event)), ended.append)
+    costs.start(DOLLAR, ["a"])
+    costs.watch()
     now[0] += 3000
     wait_until(lambda: said)
     now[0] += 600
