@@ -12,7 +12,7 @@ from skyward.engine.address import EngineAddress, find_engine
 
 if TYPE_CHECKING:
     from skyward.engine.client import Engine
-    from skyward.engine.container import Container, ContainerSpec, Ending, Watch, visible_gpus
+    from skyward.engine.container import Container, ContainerSpec, Ending, Watch
     from skyward.engine.images import Images, Removal
 
 __all__ = [
@@ -25,13 +25,12 @@ __all__ = [
     "Removal",
     "Watch",
     "find_engine",
-    "visible_gpus",
 ]
 
 # loaded on first use, as checking for an image needs no containers
 _HOMES = {
     "Engine": "client",
-    **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch", "visible_gpus"), "container"),
+    **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch"), "container"),
     **dict.fromkeys(("Images", "Removal"), "images"),
 }
 

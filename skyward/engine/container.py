@@ -123,14 +123,6 @@ def _hard_limit(table: str, name: str) -> int:
     return UNLIMITED if row is None or row[1] == "unlimited" else int(row[1])
 
 
-def visible_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int | None:
-    """Return the number of NVIDIA GPUs listed by this machine's kernel driver; None if it lists nothing at all."""
-    try:
-        return len(list(driver.iterdir()))
-    except OSError:
-        return None
-
-
 def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
     """Create a container without starting it, and return its id."""
     made = api.create_container(

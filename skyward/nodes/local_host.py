@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from skyward.engine import Engine, visible_gpus
+from skyward.engine import Engine
 from skyward.errors import EngineError, ProviderError
 from skyward.model.spec import Accelerator, fits
 from skyward.nodes.node import Launch, RunnerNode
@@ -143,34 +143,21 @@ def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
 
 def shown(names: Sequence[str]) -> str:
     """Return a description of GPUs, such as "2 NVIDIA H100 80GB HBM3"."""
-    if not names or not all(names):
-        return f"{len(names)} GPUs"
+    if not names:
+        return "0 GPUs"
     return " and ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
 def usable_gpus() -> tuple[tuple[str, str], ...] | None:
-    """Return this client's usable GPUs: for each, its CUDA identifier and its name, "" if unknown.
+    """Return this client's usable GPUs: for each, its CUDA identifier and its name. None if no driver lists any.
 
-    A `CUDA_VISIBLE_DEVICES` in the client's environment limits them. None if no driver is found.
+    A `CUDA_VISIBLE_DEVICES` in the client's environment limits them.
     """
-    chosen = os.environ.get(GPUS_VAR)
-    if found := _by_driver(chosen):
-        return found
-    count = visible_gpus()
-    if count is None:
-        return None
-    if chosen is None:
-        called = list(map(str, range(count)))
-    else:
-        from skyward.runner.usage import listed
-
-        called = listed(chosen)
-    return tuple((each, "") for each in called)
+    return _by_driver(os.environ.get(GPUS_VAR)) if _by_driver(None) else None
 
 
 @functools.cache
 def _by_driver(chosen: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the GPUs that the driver lists, even where /proc lists none, as in WSL."""
     from skyward.runner.usage import gpus
 
     return tuple((gpu.called, gpu.name) for gpu in gpus(chosen))

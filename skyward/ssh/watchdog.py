@@ -173,6 +173,10 @@ class Watchdog:
         """Remove a node's directory."""
         self._ask(f"drop {directory.name}")
 
+    def notice(self, folder: str) -> str:
+        """Return the cloud's notice on a rented machine, as its service has written it to a folder; "" for none."""
+        return self._ask(f"notice {folder}").removeprefix("notice").strip()
+
     def beat(self) -> None:
         """Report that the client is alive."""
         self.connection.send("beat")

@@ -162,6 +162,8 @@ while read -r word a b c; do
         then say made; else say failed "$why"; fi ;;
     keep)
         if why=$(printf "$b" 2>&1 >"$dir/$a" && chmod 644 "$dir/$a"); then say kept; else say failed "$why"; fi ;;
+    notice)  # of a rented machine's cloud
+        if [ -e "$a/blind" ]; then say notice blind; else say notice "$(tr -d '\n' 2>/dev/null <"$a/notice")"; fi ;;
     drop) rm -rf "$dir/$a"; say dropped ;;
     end) rm -rf "$dir"; say ended; exit 0 ;;
     esac

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from skyward.nodes.node import Host
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, PoolRequest, PreemptionNotice
 from skyward.providers.cloud.base import Cloud, Instance, Launcher, LaunchRequest, MachineOffer, Notice, destroy, sweep
-from skyward.providers.cloud.boot import NO_NOTICES, NOTICE, USER, FirstHostKey, PoolKeys, user_data
+from skyward.providers.cloud.boot import METADATA, USER, FirstHostKey, PoolKeys, user_data
 from skyward.providers.cloud.cost import Costs, find_offers
 from skyward.providers.cloud.launch import StartingMachine, launch, wait_ready
 from skyward.providers.reaper import Reaper
@@ -29,32 +28,30 @@ if TYPE_CHECKING:
     from skyward.providers.cloud.provider import CloudProvider
 
 _log = logging.getLogger(__name__)
+_NOTICE_S = 2.0  # from one look for notices to the next
 _JOINS, _JOIN_AGAIN_S = 3, 2.0  # attempts to connect to a machine that is ready
-_WAIT_FOR_NOTICE = r"""
-[ ! -e "$2" ] || { echo blind; exit 0; }
-while sleep 1; do
-    [ -s "$1" ] && exec cat "$1"
-done
-"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rented:
-    """A machine that is a host of the pool, with the watch for its notice if it is a spot machine."""
+    """A machine that is a host of the pool.
+
+    Attributes:
+        id: the cloud's name for it.
+        host: the host.
+        is_watched: whether the cloud may announce that it takes the machine back.
+        is_leaving: whether it has done so.
+    """
 
     id: str
     host: SshNodeHost
-    watch: NoticeWatch | None
+    is_watched: bool
+    is_leaving: bool = False
 
     @property
     def is_usable(self) -> bool:
         """Whether another node can be started on it."""
         return not self.host.machine.is_gone and not self.is_leaving
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the cloud has announced that it takes the machine back."""
-        return self.watch is not None and self.watch.notice is not None
 
 
 class CloudAllocation(Allocation):
@@ -97,7 +94,9 @@ class CloudAllocation(Allocation):
             self._ssh = self._provider.ssh_allocation(request, [each.host for each in starting])
             self._cleanup.callback(self._ssh.close)
             hosts = self._ssh.acquire()
-        return [self._add(host, each, self._offer) for host, each in zip(hosts, instances, strict=True)]
+        added = [self._add(host, each, self._offer) for host, each in zip(hosts, instances, strict=True)]
+        threading.Thread(target=self._watch_notices, name=f"skyward-{request.pool_id}-notices", daemon=True).start()
+        return added
 
     @property
     def on_machines(self) -> SshAllocation:
@@ -251,28 +250,44 @@ class CloudAllocation(Allocation):
             self._keys.trust(self._trusted)
 
     def _add(self, host: Host, instance: Instance, offer: MachineOffer) -> Host:
-        """Register a machine as a host of the pool; if it is a spot machine, watch for the notice."""
+        """Register a machine as a host of the pool."""
         assert isinstance(host, SshNodeHost)
         with self._lock:
             self.check_open()
-            watch = self._watch(host, instance) if offer.market == "spot" else None
-            self._rented[host] = _Rented(instance.id, host, watch)
+            self._rented[host] = _Rented(instance.id, host, offer.market == "spot")
         return host
 
-    def _watch(self, host: SshNodeHost, instance: Instance) -> NoticeWatch:
-        cloud = self._cloud
+    def _watch_notices(self) -> None:
+        """Look for the cloud's notices that it takes machines away, until the pool has ended."""
+        while not self.ended.wait(_NOTICE_S):
+            with self._lock:
+                watched = [each for each in self._rented.values() if each.is_watched and each.is_usable]
+            for each in watched:
+                try:
+                    if text := each.host.machine.watchdog.notice(METADATA):
+                        self._noticed(each, text)
+                except ProviderError as error:
+                    _log.debug("%s", error)  # it is being lost
 
-        def tell(notice: Notice, text: str) -> None:
-            self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=notice.left_s))
-
-        watch = NoticeWatch(
-            f"The machine {instance.id} of pool {self.request.pool_id}",
-            cloud.name,
-            host.machine.connection.through,
-            tell,
-        )
-        self._cleanup.callback(watch.close)
-        return watch
+    def _noticed(self, machine: _Rented, text: str) -> None:
+        machine.is_watched = False
+        about, cloud = f"The machine {machine.id} of pool {self.request.pool_id}", self._cloud.name
+        if text == "blind":
+            _log.warning(
+                "%s cannot receive notices of %s before it is taken away: its firewall cannot match control groups "
+                "(xt_cgroup), so its metadata service is closed to everybody.",
+                *(about, cloud),
+            )
+            return
+        try:
+            notice = Notice.read(text)
+        except (ValueError, KeyError, TypeError):
+            _log.warning("%s got a notice from %s in an unknown form: %s", about, cloud, text)
+            return
+        machine.is_leaving = True
+        what = f"will be taken away by {cloud} at {notice.at:%Y-%m-%dT%H:%M:%SZ} ({notice.action})"
+        _log.warning("%s %s.", about, what)
+        self.request.on_preemption(PreemptionNotice(host=machine.host, text=what, left_s=notice.left_s))
 
     @contextmanager
     def _within_budget(self) -> Iterator[None]:
@@ -297,62 +312,3 @@ class CloudAllocation(Allocation):
             return
         for machine in machines:
             self._costs.stop(machine)
-
-
-class NoticeWatch:
-    """Waits for the cloud's notice that it takes one machine away (spot, maintenance), until its connection ends.
-
-    Args:
-        machine: the machine in messages, such as "The machine i-0123 of pool 1a2b3c4d".
-        cloud: the cloud in messages.
-        through: the machine, using an open connection.
-        tell: receives the notice, and a description that completes a sentence about the machine; in its own thread.
-
-    Attributes:
-        notice: what the cloud will do with the machine; None while nothing is known.
-    """
-
-    def __init__(
-        self,
-        machine: str,
-        cloud: str,
-        through: SshHost,
-        tell: Callable[[Notice, str], None],
-    ) -> None:
-        self._machine, self._cloud, self._tell = machine, cloud, tell
-        self.notice: Notice | None = None
-        self._waiting = subprocess.Popen(
-            through.command("sh", "-c", _WAIT_FOR_NOTICE, "sh", NOTICE, NO_NOTICES),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the client only
-        )
-        threading.Thread(target=self._wait, name="skyward-notice", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._waiting.kill()
-
-    def _wait(self) -> None:
-        output = self._waiting.communicate()[0].strip()
-        if not output:
-            return
-        if output == "blind":
-            _log.warning(
-                "%s cannot receive notices of %s before it is taken away: its firewall cannot match control groups "
-                "(xt_cgroup), so its metadata service is closed to everybody.",
-                self._machine,
-                self._cloud,
-            )
-            return
-        try:
-            notice = Notice.read(output)
-        except (ValueError, KeyError, TypeError):
-            _log.warning("%s got a notice from %s in an unknown form: %s", self._machine, self._cloud, output)
-            return
-        self.notice = notice
-        text = f"will be taken away by {self._cloud} at {notice.at:%Y-%m-%dT%H:%M:%SZ} ({notice.action})"
-        _log.warning("%s %s.", self._machine, text)
-        self._tell(notice, text)

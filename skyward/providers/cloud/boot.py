@@ -229,10 +229,8 @@ def _write_known_hosts(path: Path, keys: Mapping[str, str]) -> None:
 
 # the metadata service -------------------------------------------------------------------------------------------
 
-_METADATA: Final = "/run/skyward-metadata"
-READY: Final = f"{_METADATA}/ready"  # exists once the metadata service is closed, or if it is to stay open
-NO_NOTICES: Final = f"{_METADATA}/blind"  # exists if the firewall cannot match control groups: notices cannot be read
-NOTICE: Final = f"{_METADATA}/notice"  # as written by `read_notice`
+METADATA: Final = "/run/skyward-metadata"  # has `notice`, or `blind` if the firewall cannot match control groups
+READY: Final = f"{METADATA}/ready"  # exists once the metadata service is closed, or if it is to stay open
 _METADATA_SCRIPT: Final = Path(__file__).with_name("metadata.sh").read_text()
 
 
@@ -240,6 +238,6 @@ def _metadata(start: FirstStart) -> _Service:
     about = "Closes the metadata service to containers and reads notices of the cloud"
     read = textwrap.indent(start.read_notice.strip("\n"), "    ")
     script = _METADATA_SCRIPT.replace("@OPEN_PORTS@", " ".join(map(str, start.open_ports)))
-    arguments = f"{_METADATA} {'open' if start.open_metadata else 'closed'}"
+    arguments = f"{METADATA} {'open' if start.open_metadata else 'closed'}"
     after = "Restart=always\nRestartSec=2\nDelegate=yes"
     return _service("skyward-metadata", about, script.replace("@READ_NOTICE@", read), arguments, after)

@@ -26,40 +26,8 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver lists three GPUs of two kinds."""
     names = (("0", "NVIDIA A100-SXM4-40GB"), ("1", H100), ("2", H100))
-    monkeypatch.setattr(local_host, "_by_driver", lambda chosen: names if chosen is None else names[1:])
-
-
-@pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel shows four GPUs, whose names nobody tells."""
-    monkeypatch.setattr(local_host, "_by_driver", lambda _: ())
-    monkeypatch.setattr(local_host, "visible_gpus", lambda: 4)
-
-
-@pytest.mark.usefixtures("four")
-def test_a_client_that_was_given_some_gpus_gives_its_nodes_those(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By index or UUID, in the order of its CUDA_VISIBLE_DEVICES."""
-    monkeypatch.setenv(VISIBLE, "3, GPU-12ab,1,-1,0")
-    assert local_host.usable_gpus() == (("3", ""), ("GPU-12ab", ""), ("1", ""))
-
-    second = launch("own-gpus", 1, accelerator=Accelerator("T4"))
-
-    assert local_host.gpus_of_container(second) == ("GPU-12ab",)
-    assert environment_of(second, tmp_path)[VISIBLE] == "GPU-12ab"
-    local_host.check_gpu_count(3, Accelerator("T4"))
-    with pytest.raises(ProviderError, match="this machine shows 3 GPUs in CUDA_VISIBLE_DEVICES=3, GPU-12ab,1,-1,0"):
-        local_host.check_gpu_count(4, Accelerator("T4"))
-
-
-@pytest.mark.usefixtures("four")
-def test_a_client_that_may_use_no_gpu_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable hides all of them."""
-    monkeypatch.setenv(VISIBLE, "")
-
-    with pytest.raises(ProviderError, match="this machine shows 0 GPUs"):
-        local_host.check_gpu_count(1, Accelerator("T4"))
+    some = {None: names, "1,2": names[1:], "": ()}
+    monkeypatch.setattr(local_host, "_by_driver", some.__getitem__)
 
 
 @pytest.mark.usefixtures("mixed")
@@ -75,6 +43,10 @@ def test_gpus_of_another_kind_are_not_given(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VISIBLE, "1,2")
     with pytest.raises(ProviderError, match=r"shows 2 NVIDIA H100 80GB HBM3 in CUDA_VISIBLE_DEVICES=1,2\."):
         local_host.check_gpu_count(1, Accelerator("A100"))
+    assert local_host.gpus_of_container(launch("kinds", 1, accelerator=Accelerator("H100"))) == ("2",)
+    monkeypatch.setenv(VISIBLE, "")
+    with pytest.raises(ProviderError, match="this machine shows 0 GPUs in CUDA_VISIBLE_DEVICES="):
+        local_host.check_gpu_count(1, Accelerator("H100"))
 
 
 def test_nodes_without_an_accelerator_have_no_gpus_of_their_own(tmp_path: Path) -> None:
