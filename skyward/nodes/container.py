@@ -41,23 +41,18 @@ class RunDirectory(Protocol):
     @property
     def path(self) -> PurePath:
         """Its path on that machine."""
-        ...
 
     def dial(self, address: str) -> socket.socket:
         """Return a socket connected to an address that the node announced."""
-        ...
 
     def remove(self) -> None:
         """Remove the directory; does nothing if it does not exist."""
-        ...
 
     def is_lost(self) -> bool:
         """Return whether its machine is lost, so that nothing can be done there."""
-        ...
 
     def loss_reason(self) -> str:
         """Return what has happened to its machine, to complete "Node 1 ..."; "" if it is not lost."""
-        ...
 
 
 class PoolContainers:

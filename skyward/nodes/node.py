@@ -101,7 +101,6 @@ class Node(Protocol):
     @property
     def channel(self) -> bytes:
         """Identifier of the encrypted channel that `connect` uses, for the handshake; empty if there is none."""
-        ...
 
     def wait_ready(self, timeout_s: float) -> Announcement:
         """Block until the runner has announced its addresses.
@@ -109,19 +108,15 @@ class Node(Protocol):
         Raises:
             NodeStartError: it ended, or announced nothing in time; the message contains its last lines.
         """
-        ...
 
     def connect(self, address: str) -> socket.socket:
         """Return a connected, blocking stream socket to an announced address."""
-        ...
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
         """Return how it ended; None if it still runs after `timeout_s`."""
-        ...
 
     def remove(self) -> None:
         """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
-        ...
 
 
 class Host(Protocol):
@@ -133,7 +128,6 @@ class Host(Protocol):
     def address(self) -> str: ...  # IP address of this host for the nodes of other hosts
     def claim_port(self) -> int:
         """Return a TCP port on this host on which nothing listens, and that other pools are unlikely to get."""
-        ...
 
     def start(self, launch: Launch) -> Node: ...
 
@@ -144,31 +138,25 @@ class RunnerProcess(Protocol):
     @property
     def title(self) -> str:
         """A name for messages, such as "container skyward-1f2e-0"."""
-        ...
 
     @property
     def channel(self) -> bytes:
         """Identifier of the encrypted channel that `dial` uses, for the handshake; empty if there is none."""
-        ...
 
     def output(self) -> Iterable[bytes]:
         """Return its output until it ends; read once, in a separate thread."""
-        ...
 
     def dial(self, address: str) -> socket.socket:
         """Return a socket connected to an address that it announced."""
-        ...
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Return how it ended, without its last lines; None if it still runs after `timeout_s`.
 
         If its exit status can no longer be known, the `Exit` has no code, and its text says what was lost.
         """
-        ...
 
     def end(self) -> None:
         """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
-        ...
 
 
 class RunnerNode:

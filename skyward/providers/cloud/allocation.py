@@ -230,8 +230,8 @@ class CloudAllocation(Allocation):
         for each in instances:
             host = SshHost(host=each.address, user=USER, key=key, known_hosts=known_hosts, trusts_jumps=True)
             before = replace(host, known_hosts=str(first.known_hosts))
-            starting.append(StartingMachine(id=each.id, address=each.address, first=before, host=host))
-        first.trust(each.address for each in starting)
+            starting.append(StartingMachine(id=each.id, first=before, host=host))
+        first.trust(each.host.host for each in starting)
         return starting
 
     def _wait_ready(self, starting: Sequence[StartingMachine]) -> None:

@@ -216,22 +216,18 @@ class Cloud(Protocol):
     @property
     def name(self) -> str:
         """The cloud in messages, such as "AWS"."""
-        ...
 
     @property
     def region(self) -> str:
         """The region in messages."""
-        ...
 
     @property
     def no_room(self) -> frozenset[str]:
         """The codes of a RefusedError, or of a machine that ended at once, after which another offer may succeed."""
-        ...
 
     @property
     def first_start(self) -> FirstStart:
         """The actions of this cloud's machines at their first start."""
-        ...
 
     def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
         """Return all offers that satisfy a pool's request, in any order.
@@ -240,33 +236,27 @@ class Cloud(Protocol):
             ConfigError: the cloud has no such accelerator.
             ProviderError: the region has no such machine.
         """
-        ...
 
     def launcher(self, request: PoolRequest) -> Launcher:
         """Look up the boot image and the network of the pool's machines. Creates nothing."""
-        ...
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
         """Return the machines of a pool, or of all pools, by tag, including those that are ending.
 
         Ended ones are listed for a while as "ended", or not at all.
         """
-        ...
 
     def terminate(self, ids: Sequence[str]) -> None:
         """End machines. Those that no longer exist are ignored."""
-        ...
 
     def others(self, pool: str | None = None) -> Sequence[Resource]:
         """Return other resources tagged with a pool, or with any pool, such as a security group: with `node` -1.
 
         Those still being created are included.
         """
-        ...
 
     def remove(self, name: str) -> bool:
         """Remove one of these; return False if that has to wait for machines that are ending."""
-        ...
 
 
 class Launcher(Protocol):
@@ -274,11 +264,9 @@ class Launcher(Protocol):
 
     def prepare(self) -> None:
         """Create what the machines require, such as a security group, tagged with the pool."""
-        ...
 
     def launch(self, request: LaunchRequest) -> Sequence[str]:
         """Launch machines, and return their ids in node order."""
-        ...
 
 
 # for classes of clouds --------------------------------------------------------------------------------------------

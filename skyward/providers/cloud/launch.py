@@ -60,18 +60,9 @@ def launch(
     request: Callable[[MachineOffer, int], LaunchRequest],
     report: Report,
 ) -> tuple[MachineOffer, list[Instance]]:
-    """Launch machines of the first offer that the cloud has room for.
+    """Launch machines of the first offer that the cloud has room for; return it, and the machines in node order.
 
-    Args:
-        cloud: the cloud.
-        launcher: that of the pool.
-        pool: identifier of the pool.
-        offers: in the order in which they are tried.
-        request: returns the request for an offer, and the number of the attempt.
-        report: receives what is tried.
-
-    Returns:
-        The offer, and the running machines in node order.
+    `request` returns the request for an offer and the number of the attempt.
 
     Raises:
         ProviderError: the cloud has no room for any offer; the message lists what was tried.
@@ -105,23 +96,25 @@ def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str]) -> list[Instance]
         RefusedError: one has ended already, for example because the cloud has run out of room.
         ProviderError: they do not run in time.
     """
-    began = time.monotonic()
+    deadline = time.monotonic() + _RUNNING_WITHIN_S
     seen: set[str] = set()
     while True:
-        found = {each.id: each for each in cloud.instances(pool)}
+        found = {each.id: each for each in cloud.instances(pool) if each.id in ids}
         if gone := sorted(seen - set(found)):
             raise RefusedError(f"The machine {gone[0]} ended at once, and is not listed any more.", GONE)
-        seen |= found.keys() & set(ids)
-        for ident in ids:
-            if ident in found and found[ident].state not in ("pending", "running"):
-                reason = found[ident].reason or "no reason given"
-                raise RefusedError(f"The machine {ident} ended at once: {reason}.", found[ident].code)
-        running = [ident for ident in ids if ident in found and found[ident].state == "running"]
-        if len(running) == len(ids) and all(found[ident].address for ident in ids):
+        seen |= found.keys()
+        for each in found.values():
+            if each.state not in ("pending", "running"):
+                reason = each.reason or "no reason given"
+                raise RefusedError(f"The machine {each.id} ended at once: {reason}.", each.code)
+        ready = [each for each in found.values() if each.state == "running" and each.address]
+        if len(ready) == len(ids):
             return [found[ident] for ident in ids]
-        if time.monotonic() - began > _RUNNING_WITHIN_S:
-            slow = ", ".join(ident for ident in ids if ident not in running) or "they have no address"
-            raise ProviderError(f"Machines do not run {_RUNNING_WITHIN_S:g} s after their launch: {slow}.")
+        if time.monotonic() > deadline:
+            slow = ", ".join(sorted(set(ids) - {each.id for each in ready}))
+            raise ProviderError(
+                f"Machines do not run, or have no address, {_RUNNING_WITHIN_S:g} s after their launch: {slow}."
+            )
         time.sleep(_RUN_POLL_S)
 
 
@@ -131,20 +124,18 @@ class StartingMachine:
 
     Attributes:
         id: such as "i-0123".
-        address: its address for the client.
         first: SSH settings while it has the host key from its user data.
         host: SSH settings once it has the host key that it has generated.
     """
 
     id: str
-    address: str
     first: SshHost
     host: SshHost
 
     @property
     def name(self) -> str:
         """Name of the machine for the beginning of a sentence."""
-        return f"The machine {self.id} at {self.address}"
+        return f"The machine {self.id} at {self.host.host}"
 
 
 def wait_ready(
@@ -163,7 +154,7 @@ def wait_ready(
         trust: receives address and public host key of each machine, as read over the first connection; when it returns,
             `host` of that machine accepts only this key. Called in several threads.
         report: receives the number of ready machines.
-        pool_ended: set by another thread when the pool no longer needs them.
+        pool_ended: set when the pool no longer needs them.
         running_machines: queries which of the pool's machines have not ended; called every few seconds.
 
     Raises:
@@ -197,18 +188,6 @@ def wait_ready(
 
 def _wait_one(machine: StartingMachine, gpus: bool, trust: Callable[[str, str], None], ended: threading.Event) -> None:
     """Block until a machine is usable with its own host key, or `ended` is set."""
-    output = _wait_setup(machine, gpus, ended)
-    if output is None:
-        return
-    key = public_key(output)
-    if key is None:
-        raise ProviderError(f"{machine.name} shows no host key of its own; it printed {output.strip()[-200:]!r}.")
-    trust(machine.address, key)
-    _wait_own_key(machine, ended)
-
-
-def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) -> str | None:
-    """Block until nothing is missing on a machine; return its output, None if `ended` was set before."""
     problem = "no connection yet"
     words = ("sh", "-c", _CHECK, "sh", MARK, str(int(gpus)), READY, PUBLIC)
     command = machine.first.command(*words, options=_SSH_OPTIONS)
@@ -216,7 +195,12 @@ def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) ->
     while time.monotonic() < deadline and not ended.is_set():
         status, output, errors = _run(command)
         if status == 0:
-            return output
+            key = public_key(output)
+            if key is None:
+                said = output.strip()[-200:]
+                raise ProviderError(f"{machine.name} shows no host key of its own; it printed {said!r}.")
+            trust(machine.host.host, key)
+            return _wait_own_key(machine, ended)
         if status != _NOT_CONNECTED:
             missing = [_PROBLEMS[word] for word in output.split() if word in _PROBLEMS]
             problem = "; ".join(missing) or "it did not answer"
@@ -234,11 +218,7 @@ def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) ->
 
 
 def _wait_own_key(machine: StartingMachine, ended: threading.Event) -> None:
-    """Confirm to a machine that its own host key is trusted, and block until sshd uses that one.
-
-    Raises:
-        ProviderError: sshd keeps the first one.
-    """
+    """Confirm to a machine that its own host key is trusted, and block until sshd uses that one."""
     tell = machine.first.command("touch", TRUSTED, options=_SSH_OPTIONS)
     connect = machine.host.command("true", options=_SSH_OPTIONS)
     deadline = time.monotonic() + _OWN_KEY_WITHIN_S

@@ -17,7 +17,7 @@ def test_a_machine_that_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     """The cloud knows before the time for connecting is over: somebody else has ended the pool, or the cloud has."""
     monkeypatch.setattr(waiting, "_REPORT_EVERY_S", 0.3)
     host = SshHost(host="127.0.0.1", port=1)  # refuses connections
-    machine = StartingMachine(id="i-1", address="127.0.0.1", first=host, host=host)
+    machine = StartingMachine(id="i-1", first=host, host=host)
     began = time.monotonic()
 
     with pytest.raises(ProviderError, match=r"The machine i-1 at 127\.0\.0\.1 has ended before it was ready\."):
