@@ -137,23 +137,17 @@ def call(
 
 def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) -> Generator[Any, Any, Any]:
     """Iterate over a generator, muted only while its own body runs."""
-    step: Callable[[], Any] = functools.partial(body.send, None)
-    while True:
-        with muted(streams):
-            try:
-                item = step()
-            except StopIteration as end:
-                return end.value
-        try:
-            sent = yield item
-        except GeneratorExit:
+    try:
+        while True:
             with muted(streams):
-                body.close()
-            raise
-        except BaseException as error:  # exceptions thrown in by the iterating code are passed to the body
-            step = functools.partial(body.throw, error)
-        else:
-            step = functools.partial(body.send, sent)
+                try:
+                    item = next(body)
+                except StopIteration as end:
+                    return end.value
+            yield item
+    finally:
+        with muted(streams):
+            body.close()
 
 
 # the worker's streams -------------------------------------------------------------------------------------------------
