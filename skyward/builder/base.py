@@ -15,7 +15,7 @@ from pathlib import Path
 from skyward.builder.folders import cache_path, read, write
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import EngineError, EngineMissingError, ImageError
-from skyward.image import BaseFacts, Plan
+from skyward.image import BaseFacts
 
 _FORMAT = 5  # raised when the collected facts change
 _SCRIPT = Path(__file__).with_name("base.sh")
@@ -96,45 +96,27 @@ def check_base(name: str, given: BaseFacts, python: str) -> None:
     Raises:
         ImageError: the base lacks something that is required.
     """
-    if reason := why_unfit(given, python):
-        raise ImageError(f"The base image {name} cannot be built on. {reason}")
-
-
-def why_unfit(given: BaseFacts, python: str) -> str:
-    """Return the reason why nothing can be built on a base, with the remedy; "" if it is suitable."""
+    system = f" ({given.system})" if given.system else ""
     if "sh" in given.missing:
-        return (
+        reason = (
             "It has no shell, as is usual for images called distroless or made from scratch, and installing packages "
-            f"takes one. Take a base with a shell, such as python:{python}-slim, and copy what you need into it."
+            f"requires one. Use a base with a shell, such as python:{python}-slim, and copy what you need into it."
         )
-    if given.libc == "musl":
-        return (
-            f"Its C library is musl{_said(given)}, and the packages of nodes are those for glibc. Take a base made "
-            f"from Debian, Ubuntu or another distribution with glibc, such as python:{python}-slim."
+    elif given.libc == "musl":
+        reason = (
+            f"Its C library is musl{system}, and the packages of nodes are those for glibc. Use a base made from "
+            f"Debian, Ubuntu or another distribution with glibc, such as python:{python}-slim."
         )
-    if given.missing:
-        return (
-            f"It lacks programs that the steps of a build need: {', '.join(given.missing)}{_said(given)}. Install them "
-            "in a Dockerfile of your own and name that as base (they are in the packages coreutils, findutils, grep)."
+    elif given.missing:
+        reason = (
+            f"It lacks programs that the steps of a build need: {', '.join(given.missing)}{system}. Install them in a "
+            "Dockerfile of your own and name that as base (they are in the packages coreutils, findutils, grep)."
         )
-    if given.lacks(python) and not given.pythons and not given.apt:
-        return (
-            f"It has no Python, and neither pip nor apt to bring one{_said(given)}. Install Python {python} in a "
-            f"Dockerfile of your own and name that as base, or take one that has it, such as python:{python}-slim."
+    elif given.lacks(python) and not given.pythons and not given.apt:
+        reason = (
+            f"It has no Python, and neither pip nor apt to bring one{system}. Install Python {python} in a Dockerfile "
+            f"of your own and name that as base, or use one that has it, such as python:{python}-slim."
         )
-    return ""
-
-
-def replaced_python(plan: Plan) -> str:
-    """Return a message if the image gets another Python than the base has; else ""."""
-    if not (plan.given and plan.given.pythons and plan.given.lacks(plan.python)):
-        return ""
-    version, path = plan.given.pythons[0]
-    return (
-        f"the base has Python {version} ({path}), and nodes get Python {plan.python}, as this client has: "
-        "packages that the base has for its own are not seen there"
-    )
-
-
-def _said(given: BaseFacts) -> str:
-    return f" ({given.system})" if given.system else ""
+    else:
+        return
+    raise ImageError(f"The base image {name} cannot be built on. {reason}")

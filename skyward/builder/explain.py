@@ -69,14 +69,15 @@ def explain(plan: Plan, last: Memory | None) -> Explanation:
     names = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
     made, keys = set(last.layers) if last else set(), list(_keys(plan))
     return Explanation(
-        changes=tuple(_change(name, _items(before.get(name)), _items(now.get(name))) for name in names),
+        changes=tuple(_change(name, before.get(name), now.get(name)) for name in names),
         reused=tuple(layer for layer, key in keys if key in made),
         rebuilt=tuple(layer for layer, key in keys if key not in made),
     )
 
 
-def _change(name: str, old: list[Any], new: list[Any]) -> Change:
+def _change(name: str, before: str | None, now: str | None) -> Change:
     """Return the differences of two values; both values completely if only the order differs."""
+    old, new = _items(before), _items(now)
     gone, added = [each for each in old if each not in new], [each for each in new if each not in old]
     if not gone and not added:
         gone, added = old, new
@@ -85,7 +86,7 @@ def _change(name: str, old: list[Any], new: list[Any]) -> Change:
 
 def _items(text: str | None) -> list[Any]:
     """Return the parts of a value for comparison."""
-    value = json.loads(text) if text is not None else []
+    value = json.loads(text or "[]")
     if isinstance(value, dict):
         return [f"{key}={part}" for key, part in value.items()]
     return value if isinstance(value, list) else [value]

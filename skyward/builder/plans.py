@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from skyward.builder.base import check_base, facts_of_base, replaced_python
+from skyward.builder.base import check_base, facts_of_base
 from skyward.builder.events import Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.packages.local import located
@@ -357,8 +357,14 @@ def ensure(
 
     secrets = secret_values(plan.image.secrets)  # missing secrets are reported before anything is made
     started, before = perf_counter(), facts
-    if told := replaced_python(plan):
-        report(note(told))
+    if plan.given and plan.given.pythons and plan.given.lacks(plan.python):
+        version, path = plan.given.pythons[0]
+        report(
+            note(
+                f"the base has Python {version} ({path}), and nodes get Python {plan.python}, as this client has: "
+                "packages that the base has for its own are not seen there"
+            )
+        )
     report(note(f"building {plan.tag} from {plan.base}"))
     build(plan, report, store, secrets, cache)
     made = store.inspect(plan.tag)

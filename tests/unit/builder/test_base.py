@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.builder import ImageFacts, base, plan_for
-from skyward.builder.base import facts_of_base, of_image, why_unfit
+from skyward.builder.base import check_base, facts_of_base, of_image
 from skyward.builder.store import EngineImages
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import BaseFacts
@@ -54,7 +54,7 @@ def test_a_plain_debian() -> None:
     assert found.pythons == (("3.11", "/opt/venv/bin/python"), ("3.12", "/p"))
     assert (found.system, found.libc, found.apt) == ("Debian GNU/Linux 12 (bookworm)", "glibc 2.36", True)
     assert (found.user, found.runs_commands, found.missing) == ("", True, ())
-    assert why_unfit(found, "3.11") == ""
+    check_base("x:1", found, "3.11")
     assert [found.lacks(version) for version in ("3.11", "3.12", "3.13")] == [False, False, True]
 
 
