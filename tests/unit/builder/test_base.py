@@ -94,11 +94,6 @@ def test_what_cannot_be_a_base(config: Mapping[str, Any], output: str | EngineEr
         plan_for(Image(base="odd:1"), Store(config, output), python="3.11", platform=PLATFORM)
 
 
-def test_an_engine_that_refuses() -> None:
-    with pytest.raises(EngineError, match="disk"):
-        facts_of_base("x:1", ImageFacts(id="1"), Store({}, EngineError("the disk is on fire")))
-
-
 def test_a_base_that_is_older_than_all_wheels() -> None:
     """It is refused for images with packages, before an index is asked."""
     store = Store({}, printed(libc=["glibc 2.12"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,21 +111,6 @@ def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for path in files:
         path.write_bytes(content)
     _use_everything()
-    assert caplog.messages == []
-
-
-def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each text is whole, and nothing else is left."""
-    place, texts = folders.cache_path("locks", "a.json"), [str(n) * 50_000 for n in range(8)]
-    threads = [
-        threading.Thread(target=lambda text=text: [folders.write(place, text) for _ in range(10)]) for text in texts
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert folders.read(place) in texts
-    assert list(place.parent.iterdir()) == [place]
     assert caplog.messages == []
 
 

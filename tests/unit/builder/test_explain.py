@@ -68,16 +68,8 @@ def test_without_a_last_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     explained = explain(plan, None)
     assert ([layer.name for layer in explained.rebuilt], explained.changes) == (LAYERS, ())
     remember("images/x.toml", plan)
+    assert recall("images/x.toml") == memory_of(plan)
+    assert recall("images/y.toml") is None
     (file,) = (tmp_path / "skyward/builds").iterdir()
     file.write_text("{")
     assert recall("images/x.toml") is None
-
-
-def test_it_is_remembered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was kept is what is compared with; another name is another memory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    plan = compiled(IMAGE, lock=Lock((TORCH, SIX)))
-    remember("images/x.toml", plan)
-    assert recall("images/x.toml") == memory_of(plan)
-    assert recall("images/y.toml") is None
-    assert explain(plan, recall("images/x.toml")).rebuilt == ()

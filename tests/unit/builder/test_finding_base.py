@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from skyward.builder import ImageFacts, plan_for, resolve_base
-from skyward.builder.files.copied import runner_digest, runner_files
 from skyward.builder.store import EngineImages
 from skyward.errors import ImageNotFoundError
 from skyward.model.image import Image
@@ -70,13 +68,6 @@ def test_a_base_of_a_containerd_engine_goes_by_its_tag() -> None:
     assert (base.reference, base.digest) == ("skyward/base:1", DIGEST)
 
 
-def test_a_missing_base_is_pulled_once() -> None:
-    """What the engine does not have comes from the registry."""
-    engine = Engine({}, {"x:1": ImageFacts(id="sha256:1")})
-    assert resolve_base("x:1", engine).digest == resolve_base("x:1", engine).digest == "sha256:1"
-    assert engine.pulled == ["x:1"]
-
-
 def test_a_base_that_is_nowhere() -> None:
     """The error names the image, gives the registry's words and says what to do."""
     with pytest.raises(ImageNotFoundError, match=r"'x:1'.*The registry has no x:1\..*SKYWARD_BASE"):
@@ -93,11 +84,3 @@ def test_which_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_for(Image(), engine, **asked).base == "site:1"
     monkeypatch.delenv("SKYWARD_BASE")
     assert plan_for(Image(), engine, **asked).base == "python:3.11-slim"
-
-
-def test_the_runner_is_this_package_and_cloudpickle() -> None:
-    """The image gets the sources that the client itself runs, and nothing compiled."""
-    paths = [path for path, _ in runner_files()]
-    assert {"skyward/__init__.py", "skyward/errors.py", "cloudpickle/cloudpickle.py"} <= set(paths)
-    assert all(re.fullmatch(r"(skyward|cloudpickle)/\S+\.(py|sh)", path) for path in paths)
-    assert re.fullmatch(r"[0-9a-f]{64}", runner_digest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,18 +80,6 @@ def test_check_says_whether_an_image_exists(
     assert skyward("build", file, "--print")[0] == 0
 
 
-def test_the_worst_of_several_counts(skyward: Skyward, engine: FakeEngine, file: Path, tmp_path: Path) -> None:
-    """One absent image among those that exist is status 1."""
-    other = tmp_path / "other.toml"
-    other.write_text('run = ["another"]')
-    _make(skyward, engine, file)
-
-    status, out, _ = skyward("build", file, other, "--check")
-
-    assert status == 1
-    assert [line.rpartition(" ")[2] for line in out.splitlines()] == ["exists", "absent"]
-
-
 def test_an_image_that_exists_is_not_built(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
     """Nothing is asked but what the base and the image are."""
     (tag,) = _make(skyward, engine, file)
@@ -112,27 +99,6 @@ def test_an_image_that_was_not_built_here_does_not_exist(skyward: Skyward, engin
     assert skyward("build", file, "--check")[0] == 1
     (event,) = _explained(skyward, file)
     assert not event["exists"]
-
-
-def test_json_is_one_object_per_line(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
-    """Nothing else is on standard output; the image is named in each."""
-    (tag,) = _make(skyward, engine, file)
-
-    status, out, _ = skyward("build", file, "--json")
-
-    (result,) = [json.loads(line) for line in out.splitlines()]
-    assert status == 0
-    assert result.pop("id") == f"sha256:{tag}"
-    assert result == {
-        "event": "result",
-        "image": str(file),
-        "tag": tag,
-        "size": 1000,
-        "reference": None,
-        "built": False,
-        "seconds": 0.0,
-        "layers": [],
-    }
 
 
 def test_an_error_is_an_event_too(skyward: Skyward, tmp_path: Path) -> None:
@@ -199,25 +165,6 @@ def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: S
 
     assert "exists" in done.stdout
     assert not {"docker", "rich", "requests", "boto3", "skyward.builder.docker.build"} & loaded
-
-
-def test_eject_writes_what_docker_builds(skyward: Skyward, tmp_path: Path) -> None:
-    """Dockerfile, scripts and the runner, readable by everybody; the first line says how it is built."""
-    file, folder = tmp_path / "image.toml", tmp_path / "out"
-    file.write_text('run = ["make it"]\nsecrets = ["TOKEN"]\nplatform = "linux/arm64"\n[env]\nA = "one\\ntwo"\n')
-    status, out, err = skyward("build", file, "--eject", folder)
-
-    assert (status, err) == (0, "")
-    command = "DOCKER_BUILDKIT=1 docker build --platform linux/arm64 --secret id=TOKEN,type=file,src=TOKEN"
-    command += " --build-arg SKYWARD_LF=$'\\n' --tag out ."
-    assert out == f"{folder}  {file}: build it there with\n  {command}\n"
-    assert (folder / "Dockerfile").read_text().splitlines()[0] == f"# Build it here with: {command}"
-    sources = re.findall(r"type=bind,source=([\w./-]+)", (folder / "Dockerfile").read_text())
-    assert {"steps", "runner"} <= {source.rpartition("-")[0] for source in sources}
-    assert all((folder / source).exists() for source in sources)
-    (script,) = folder.glob("steps-*/step.sh")
-    assert script.stat().st_mode & 0o777 == 0o644
-    assert (folder / "mount-points.tar").is_file()
 
 
 def test_eject_takes_one_image(skyward: Skyward, script: Path, tmp_path: Path) -> None:

@@ -58,9 +58,3 @@ def test_nothing_foreign_leaves_the_room(foreign: Exception) -> None:
     with broke_off as caught, engine_call("list containers", "unix:///e.sock"):
         raise foreign
     assert caught.value.__cause__ is foreign
-
-
-def test_own_errors_pass() -> None:
-    """An error of skyward's is not wrapped again."""
-    with pytest.raises(ImageNotFoundError, match="mine"), engine_call("x", "unix:///e.sock"):
-        raise ImageNotFoundError("mine")

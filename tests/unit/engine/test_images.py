@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from skyward.engine import Images, Removal, connection, find_engine
+from skyward.engine import Images, connection, find_engine
 from skyward.engine import images as engine_images
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
 from tests.unit.engine.fake import FakeEngine, fake_engine
@@ -30,18 +28,6 @@ def images(engine: FakeEngine) -> Images:
     return Images(find_engine(engine.url))
 
 
-def test_an_image_is_described_or_not_there(engine: FakeEngine, images: Images) -> None:
-    """One request each; a name goes there whole, with its slashes and colons."""
-    engine.add("127.0.0.1:5000/a/b:c")
-
-    found = images.inspect("127.0.0.1:5000/a/b:c")
-
-    assert found
-    assert found["Id"] == "sha256:127.0.0.1:5000/a/b:c"
-    assert images.inspect("none:1") is None
-    assert engine.requests == ["GET /images/127.0.0.1:5000/a/b:c/json", "GET /images/none:1/json"]
-
-
 def test_a_connection_that_was_idle_for_long_is_made_anew(engine: FakeEngine, images: Images) -> None:
     """Builds take minutes, after which the engine may have hung up."""
     engine.add("a:1")
@@ -52,25 +38,7 @@ def test_a_connection_that_was_idle_for_long_is_made_anew(engine: FakeEngine, im
     assert images.inspect("a:1")
 
 
-def test_images_by_label(engine: FakeEngine, images: Images) -> None:
-    """Only images with the label are listed."""
-    engine.add("a:1", labels={"skyward.image": "x"})
-    engine.add("b:1")
-
-    assert [image["RepoTags"] for image in images.labelled("skyward.image")] == [["a:1"]]
-
-
-def test_removal_says_what_became_of_it(engine: FakeEngine, images: Images) -> None:
-    """Removed, in use, or not there: three answers, no error."""
-    engine.add("a:1")
-    engine.add("b:1")
-    engine.in_use = {"b:1"}
-
-    assert [images.remove(tag) for tag in ("a:1", "b:1", "c:1")] == [Removal.DONE, Removal.IN_USE, Removal.ABSENT]
-    assert list(engine.images) == ["b:1"]
-
-
-def test_a_push_sends_credentials_in_a_header(engine: FakeEngine, images: Images) -> None:
+def test_credentials_are_sent_in_a_header(engine: FakeEngine, images: Images) -> None:
     """The image gets its second name, progress is reported, the credentials reach the engine alone."""
     engine.add("a:1")
     layer = {"id": "x", "status": "Pushing", "progressDetail": {"current": 3, "total": 9}}
@@ -85,6 +53,12 @@ def test_a_push_sends_credentials_in_a_header(engine: FakeEngine, images: Images
     assert not [line for line in engine.requests if "password" in line]
     with pytest.raises(ImageNotFoundError, match="none:1"):
         images.push("none:1", "host/b:2", {})
+    engine.pushes = [{"status": "Pulling"}]
+    images.pull("host/b:2", {"username": "v"})
+    assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "v"}
+    engine.pushes = [{"error": "unauthorized: no basic auth credentials"}]
+    with pytest.raises(ImageNotFoundError, match=r"could not pull image host/b:2.*no basic auth.*docker login"):
+        images.pull("host/b:2")
 
 
 def test_the_digest_of_a_push_by_podman(engine: FakeEngine, images: Images) -> None:
@@ -155,30 +129,6 @@ def test_an_engine_that_hangs_up(tmp_path: Path) -> None:
         thread.join(60)
 
 
-def test_the_engines_sdk_is_not_loaded(engine: FakeEngine) -> None:
-    """Asking for an image loads no docker SDK."""
-    code = (
-        "import sys\nfrom skyward.engine import Images, find_engine\n"
-        f"Images(find_engine({engine.url!r})).inspect('a:1')\nprint(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-
-    assert not {"docker", "requests", "urllib3"} & set(done.stdout.split())
-
-
-def test_a_pull_sends_credentials_in_a_header(engine: FakeEngine, images: Images) -> None:
-    """They are for this one pull; a message with an error in it is the registry's refusal."""
-    engine.pushes = [{"status": "Pulling"}]
-
-    images.pull("host/b:2", {"username": "u", "password": "p"})
-
-    assert engine.requests == ["POST /images/create?fromImage=host%2Fb%3A2"]
-    assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u", "password": "p"}
-    engine.pushes = [{"error": "unauthorized: no basic auth credentials"}]
-    with pytest.raises(ImageNotFoundError, match=r"could not pull image host/b:2.*no basic auth.*docker login"):
-        images.pull("host/b:2")
-
-
 def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than other requests; its limit is not called a missing engine."""
     engine.add("a:1")
@@ -189,14 +139,3 @@ def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, m
     with pytest.raises(EngineError, match=r"did not push image a:1 to host/b:2 in time") as caught:
         images.push("a:1", "host/b:2", {})
     assert "Start Docker" not in str(caught.value)
-
-
-def test_a_script_in_an_image(engine: FakeEngine, images: Images) -> None:
-    """What it prints is read from its beginning on; no container is left."""
-    engine.printed = "one\ntwo\n"
-
-    assert images.run("base:1", "echo one; echo two", ["word"]) == "one\ntwo\n"
-
-    steps = [request.partition("?")[0].rpartition("/")[2] for request in engine.requests]
-    assert steps == ["create", "attach", "start", "c0ffee"]
-    assert engine.requests[-1] == "DELETE /containers/c0ffee?force=1&v=1"
