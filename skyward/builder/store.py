@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.builder.events import Report, note, paced
 from skyward.builder.folders import cache_path, read, write
-from skyward.errors import ImageNotFoundError, RegistryError
+from skyward.errors import RegistryError
 
 if TYPE_CHECKING:
     from skyward.engine import Images
@@ -104,18 +104,17 @@ class EngineImages:
         Raises:
             ConfigError: it is not the name of an image.
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached; with the registry's message.
-            RegistryError: credentials for it are unavailable.
             EngineError: the engine does not answer.
         """
         from skyward.builder.registry.auth import registry_credentials
         from skyward.builder.registry.reference import parse_reference
 
         reference = parse_reference(ref)
-        failure: RegistryError | None = None
+        credentials = None
         try:
             credentials = registry_credentials(reference.registry)
         except RegistryError as error:  # relevant only if the image is not public
-            credentials, failure = None, error
+            self.report(note(f"{reference.registry} is asked without a login. {error}"))
         auth = credentials.auth if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
         self.report(note(f"pulling {tagged}"))
@@ -123,14 +122,7 @@ class EngineImages:
             command = self.builder.command("docker", "pull", "--quiet", tagged)
             if not subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode:
                 return
-        try:
-            self.images.pull(tagged, auth, paced(self.report, f"pulling {tagged}"))
-        except ImageNotFoundError as error:
-            if failure is None:
-                raise
-            raise RegistryError(
-                f"{error} It was asked for without credentials, because: {failure.reason}", failure.remedy
-            ) from error
+        self.images.pull(tagged, auth, paced(self.report, f"pulling {tagged}"))
 
 
 def facts_of(found: Mapping[str, Any]) -> ImageFacts:

@@ -55,12 +55,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTarget:
-    """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
+    """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages."""
 
-    `images` and `engine` both access one engine's images: its own API, and the `EngineImages` that the builder takes.
-    """
-
-    images: Images
     engine: EngineImages
     is_here: bool
     platform: str | None
@@ -72,7 +68,7 @@ class BuildTarget:
         """Return the platform that was requested or declared, else that of the engine's machine."""
         architecture = wanted.declared.architecture
         if self.platform is None and architecture is None and not self.is_here:
-            return self.images.platform()
+            return self.engine.images.platform()
         return self.platform or platform_of(architecture)
 
     def image_for(self, wanted: Wanted) -> Image:
@@ -167,7 +163,6 @@ def command(
             return UNKNOWN
         images = stack.enter_context(closing(Images(place)))
         target = BuildTarget(
-            images=images,
             engine=EngineImages(images, builder=builder),
             is_here=not on,
             platform=platform,
@@ -246,7 +241,7 @@ def _to_registry(plan: Plan, target: BuildTarget, result: Result, report: Report
     """Build and push an image unless the registry has it; layers that others have built and pushed are reused."""
     from skyward.builder.registry.pushing import find, push, push_zstd, shared_cache
 
-    images = target.images
+    images = target.engine.images
     result.reference = find(plan.tag, reference, images, report)
     if result.reference:
         return

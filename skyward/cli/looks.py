@@ -40,7 +40,7 @@ def _state(plan: Plan, target: BuildTarget) -> tuple[str, str]:
     from skyward.builder.registry.pushing import digest_of
     from skyward.builder.registry.reference import parse_reference
 
-    digest = digest_of(reference, target.images)
+    digest = digest_of(reference, target.engine.images)
     return ("exists", f"{parse_reference(reference).name}@{digest}") if digest else ("absent", "")
 
 

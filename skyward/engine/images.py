@@ -11,7 +11,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from email.message import Message
 from enum import Enum
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
@@ -25,7 +24,6 @@ from skyward.engine.failures import advice_on, broken_off, not_pulled, registry_
 
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
 _IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which only a failed request shows
-Response = tuple[int, Message, bytes]  # status, header, content
 _CHUNK = 1 << 18
 _TRANSFER_S = 600.0  # of silence: registries with slow stores, and old engines of Podman, say nothing for minutes
 _ABSENT = r"manifest unknown|name unknown|name not known|is not supported"
@@ -70,7 +68,7 @@ class Images:
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
         """Return the engine's description of an image; None if it does not have it."""
-        status, answer = self._ask("GET", f"/images/{_quoted(ref)}/json", f"look for image {ref}")
+        status, answer = self._ask("GET", f"/images/{quote(ref, '/:@')}/json", f"look for image {ref}")
         return None if status == 404 else answer
 
     def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
@@ -80,18 +78,18 @@ class Images:
 
     def remove(self, tag: str) -> Removal:
         """Remove a tag, and with an image's last tag the image, unless a container or another image needs it."""
-        status, _ = self._ask("DELETE", f"/images/{_quoted(tag)}", f"remove image {tag}", expected=(404, 409))
+        status, _ = self._ask("DELETE", f"/images/{quote(tag, '/:@')}", f"remove image {tag}", expected=(404, 409))
         return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
 
-    def tag(self, image: str, name: str, action: str = "") -> None:
-        """Add a name to an image. `action`, if given, completes "The Docker engine at X could not ...", for errors.
+    def tag(self, image: str, name: str) -> None:
+        """Add a name to an image.
 
         Raises:
             ImageNotFoundError: the engine does not have it.
         """
         repository, _, tag = name.rpartition(":")
-        query, action = urlencode({"repo": repository, "tag": tag}), action or f"tag image {image}"
-        status, answer = self._ask("POST", f"/images/{_quoted(image)}/tag?{query}", action)
+        query, action = urlencode({"repo": repository, "tag": tag}), f"tag image {image} as {name}"
+        status, answer = self._ask("POST", f"/images/{quote(image, '/:@')}/tag?{query}", action)
         if status == 404:
             raise translate(action, self.url, _message(answer, "no such image"))
 
@@ -104,7 +102,7 @@ class Images:
             RegistryError: the registry cannot be reached, or refuses.
         """
         action = f"look for {ref} in its registry"
-        path = f"/distribution/{_quoted(ref)}/json"
+        path = f"/distribution/{quote(ref, '/:@')}/json"
         status, answer = self._ask("GET", path, action, expected=range(400, 600), headers=auth_header(auth))
         if status < 400:
             return str(answer["Descriptor"]["digest"])
@@ -149,9 +147,9 @@ class Images:
             RegistryError: the registry cannot be reached, or refuses.
         """
         action = f"push image {image} to {name}"
-        self.tag(image, name, action)
+        self.tag(image, name)
         repository, _, tag = name.rpartition(":")
-        failure, digest = self._transfer(f"/images/{_quoted(repository)}/push?tag={tag}", action, auth, follow)
+        failure, digest = self._transfer(f"/images/{quote(repository, '/:@')}/push?tag={tag}", action, auth, follow)
         digest = digest or (None if failure else self._digest_of(name)) or ""
         if not digest:
             raise registry_failure(action, name, self.url, failure or "no digest")
@@ -224,8 +222,16 @@ class Images:
         body: Any = None,
         headers: Mapping[str, str] = _NO_AUTH,
     ) -> tuple[int, Any]:
-        """Return status and answer; raise failures other than the expected ones."""
-        status, _, content = self._exchange(method, path, action, body, headers)
+        """Return status and answer of one request; raise failures other than the expected ones."""
+        with self._lock, self._told(self._line, action):
+            if monotonic() - self._used > _IDLE_S:
+                self._line.close()  # the next request opens it again
+            if body is not None:
+                headers = {"Content-Type": "application/json"}
+            self._line.request(method, path, None if body is None else json.dumps(body), headers)
+            with self._line.getresponse() as response:  # closed also if the machine ends before the answer does
+                content, status = response.read(), response.status
+            self._used = monotonic()
         try:
             answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a newline
         except ValueError:  # a request that the engine does not know
@@ -233,22 +239,6 @@ class Images:
         if status >= 400 and status not in expected:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer
-
-    def _exchange(
-        self, method: str, path: str, action: str, body: Any = None, headers: Mapping[str, str] = _NO_AUTH
-    ) -> Response:
-        """Send one request; return status, header and content of the answer."""
-        with self._lock, self._told(self._line, action):
-            if monotonic() - self._used > _IDLE_S:
-                self._line.close()  # the next request opens it again
-            if body is None:
-                self._line.request(method, path, headers=headers)
-            else:
-                self._line.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-            with self._line.getresponse() as response:  # closed also if the machine ends before the answer does
-                content = response.read()
-            self._used = monotonic()
-        return response.status, response.headers, content
 
     @contextmanager
     def _told(self, line: SocketLine, action: str) -> Iterator[None]:
@@ -266,10 +256,6 @@ class Images:
 def _message(answer: Any, otherwise: str) -> str:
     """Return the engine's own message in an answer."""
     return str((answer.get("message") if isinstance(answer, dict) else None) or otherwise)
-
-
-def _quoted(ref: str) -> str:
-    return quote(ref, safe="/:@")
 
 
 def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
@@ -313,11 +299,8 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
                 said = answer.read().decode(errors="replace")
         except (HTTPException, OSError, AttributeError) as error:
             raise broken_off(action, engine.url, broken or error, advice="") from error
-    failures = [news["error"] for news in _documents(said) if "error" in news]
+    news = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    failures = [each["error"] for each in news if "error" in each]
     if answer.status != 200 or failures:
-        refusals = [news["message"] for news in _documents(said) if "message" in news]
+        refusals = [each["message"] for each in news if "message" in each]
         raise translate(action, engine.url, str((failures or refusals or [said])[-1]))
-
-
-def _documents(text: str) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in text.splitlines() if line.startswith("{"))

@@ -144,7 +144,9 @@ def _run(
         shared = ()  # its format of caches is another
     with login(logins) as known, handed_over(secrets, folder, in_files=is_podman and os.geteuid() != 0) as passed:
         environment = {**_environment(command, host, folder), **known}
-        words = [*command.words, *_proxies(), *passed, *shared, *words, *given.words]
+        # with values from the environment; these names leave no trace in the image
+        proxies = [f"--build-arg={name}" for each in _PROXIES for name in (each, each.lower()) if os.environ.get(name)]
+        words = [*command.words, *proxies, *passed, *shared, *words, *given.words]
         return run(words, progress, folder=folder, environment=environment, alive=alive, is_podman=is_podman)
 
 
@@ -208,12 +210,6 @@ def _name_by_content(folder: Path) -> None:
     dockerfile.write_bytes(_MOUNTED.sub(named, dockerfile.read_bytes().decode()).encode())
 
 
-def _proxies() -> list[str]:
-    """Return build arguments with values from the environment; these names leave no trace in the image."""
-    found = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if os.environ.get(name)]
-    return [word for name in found for word in ("--build-arg", name)]
-
-
 def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -> dict[str, str]:
     """Return the environment of a build, on the engine's own builder: others lack its images and its network."""
     environment = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
@@ -230,24 +226,24 @@ def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ)
     Raises:
         ConfigError: one of them is not set, or its file cannot be read.
     """
-    return {name: _value(name, environ) for name in names}
-
-
-def _value(name: str, environ: Mapping[str, str]) -> bytes:
-    variable = f"SKYWARD_SECRET_{name.upper().replace('-', '_').replace('.', '_')}_FILE"
-    if file := environ.get(variable):
-        try:
-            return Path(file).expanduser().read_bytes()
-        except OSError as error:
+    found = {}
+    for name in names:
+        variable = f"SKYWARD_SECRET_{name.upper().replace('-', '_').replace('.', '_')}_FILE"
+        if file := environ.get(variable):
+            try:
+                found[name] = Path(file).expanduser().read_bytes()
+            except OSError as error:
+                raise ConfigError(
+                    f"{variable} names {file!r} for the secret {name!r}, but it cannot be read: {error.strerror}."
+                ) from None
+        elif name in environ:
+            found[name] = environ[name].encode("utf-8", "surrogateescape")
+        else:
             raise ConfigError(
-                f"{variable} names {file!r} for the secret {name!r}, but it cannot be read: {error.strerror}."
-            ) from None
-    if name in environ:
-        return environ[name].encode("utf-8", "surrogateescape")
-    raise ConfigError(
-        f"The image's build reads the secret {name!r}, which has no value here. Set the environment variable {name}, "
-        f"or {variable} to a file that holds it."
-    )
+                f"The image's build reads the secret {name!r}, which has no value here. Set the environment variable "
+                f"{name}, or {variable} to a file that holds it."
+            )
+    return found
 
 
 @contextmanager

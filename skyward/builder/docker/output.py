@@ -153,33 +153,22 @@ class Progress:
         if step is None:
             self._steps[number] = _Step(text, self._layer(text))
         elif _OUTPUT.match(text):
-            self._print(step, _OUTPUT.sub("", text, count=1))
-        elif _FETCHED.match(text):
-            self._cached(step)
+            self._start(step)
+            step.lines.append(_OUTPUT.sub("", text, count=1))
+            self._tell(step, "output", line=step.lines[-1])
+        elif text == "CACHED" or _FETCHED.match(text):
+            if not step.is_cached:
+                step.started = step.is_cached = True
+                self._tell(step, "cached")
         elif text.startswith("ERROR") and _CACHE.match(step.title):
             self._last.append(f"{step.title}: {text}")
         elif text.startswith("ERROR"):
-            self._fail(step, text)
-        elif text == "CACHED":
-            self._cached(step)
+            self.failed, self.title = step.layer, step.title
+            self._last.append(text)
+            self._tell(step, "failed")
         elif (done := _DONE.fullmatch(text)) and not step.is_cached:
             step.started = True
             self._tell(step, "done", seconds=float(done[1]))
-
-    def _print(self, step: _Step, line: str) -> None:
-        self._start(step)
-        step.lines.append(line)
-        self._tell(step, "output", line=line)
-
-    def _fail(self, step: _Step, text: str) -> None:
-        self.failed, self.title = step.layer, step.title
-        self._last.append(text)
-        self._tell(step, "failed")
-
-    def _cached(self, step: _Step) -> None:
-        if not step.is_cached:
-            step.started = step.is_cached = True
-            self._tell(step, "cached")
 
     def quiet(self) -> None:
         """Handle a silence of the command: steps that were named and have not ended are running."""

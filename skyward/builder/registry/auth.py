@@ -55,7 +55,7 @@ def registry_credentials(registry: str) -> Credentials | None:
         RegistryError: the configuration is damaged, or a credential program or AWS gives no login.
     """
     for origin, text in _configurations():
-        if auth := _find(_parsed(origin, text), registry, origin):
+        if auth := _login_in(origin, text, registry):
             return Credentials(auth, is_configured=origin != _VARIABLE)
     return Credentials(_ecr_login(registry)) if is_ecr(registry) else None
 
@@ -76,27 +76,22 @@ def _configurations() -> Iterator[tuple[str, str]]:
         ) from None
 
 
-def _parsed(origin: str, text: str) -> Any:
+def _login_in(origin: str, text: str, registry: str) -> dict[str, str]:
+    """Return a registry's login from a configuration; empty if it has none. Errors quote nothing: it holds secrets."""
     from docker.auth import load_config
     from docker.errors import DockerException
 
     try:
-        return load_config(config_dict=json.loads(text) or {"auths": {}})
-    except (DockerException, ValueError, AttributeError, TypeError):  # their texts may quote the document
+        config: Any = load_config(config_dict=json.loads(text) or {"auths": {}})
+    except (DockerException, ValueError, AttributeError, TypeError):
         raise RegistryError(
             f"{origin}, which holds logins for registries, is not a valid Docker configuration.",
             "Log in again with `docker login`.",
         ) from None
-
-
-def _find(config: Any, registry: str, origin: str) -> dict[str, str]:
-    """Return a registry's login from a configuration; empty if it has none."""
-    from docker.errors import DockerException
-
     program = f"docker-credential-{config.get_credential_store(registry)}"
     try:
         found = config.resolve_authconfig(registry) or {}
-    except (DockerException, ValueError, KeyError, TypeError):  # its output may contain secrets
+    except (DockerException, ValueError, KeyError, TypeError):
         raise RegistryError(
             f"The credential program {program}, which {origin} names for {registry}, failed or is not on PATH.",
             f"See what it says: echo {registry} | {program} get; or log in with `docker login {registry}`.",

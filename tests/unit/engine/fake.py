@@ -60,18 +60,12 @@ class FakeEngine:
             return 200, {"Os": "linux", "Arch": "arm64"}
         if path == "/images/json":
             filters = json.loads(query["filters"][0]) if "filters" in query else {}
-            labels, names = filters.get("label", []), filters.get("reference", self.images)
             listed = [
-                (tag, i)
-                for tag, i in self.images.items()
-                if tag in names and all(label in i["Labels"] for label in labels)
+                i for i in self.images.values() if all(label in i["Labels"] for label in filters.get("label", []))
             ]
-            names = {id(image): [tag for tag, i in self.images.items() if i is image] for image in self.images.values()}
-            return 200, [
-                {"Id": f"sha256:{tag}", "RepoTags": names[id(i)], "RepoDigests": None, **i}
-                for tag, i in listed
-                if tag == names[id(i)][0]
-            ]
+            names = {id(i): [tag for tag, each in self.images.items() if each is i] for i in listed}
+            unique = {id(i): i for i in listed}.values()
+            return 200, [{"Id": f"sha256:{names[id(i)][0]}", "RepoTags": names[id(i)], **i} for i in unique]
         if path.startswith("/distribution/"):
             return self._distribution(path.removeprefix("/distribution/").removesuffix("/json"))
         ref = unquote(re.sub(r"^/images/|/(json|tag|push)$", "", path))
@@ -131,7 +125,7 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else [b"\n"]
             self._send(status, *lines)
 
-        do_POST = do_DELETE = do_HEAD = do_GET
+        do_POST = do_DELETE = do_GET
 
         def _send(self, status: int, *lines: bytes) -> None:
             is_transfer = urlsplit(self.path).path.endswith(("/push", "images/create"))
