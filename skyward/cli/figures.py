@@ -4,71 +4,48 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from skyward._pool.facts import EVERY_S, WATCHED, stats_file
-from skyward.model.resource import GpuStats, PoolStats
+from skyward._pool.facts import WATCHED, stats_file
+from skyward.model.resource import PoolStats
 from skyward.records.run import folder_of, local_runs
 
 _UNITS = ("", "K", "M", "G", "T", "P")
 _LOOK_S = 0.1
+_PATIENCE_S = 3.0  # open pools write figures within two seconds
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPool:
-    """A pool that a run on this machine may have open."""
-
-    folder: Path
-    pool: str
-
-    def read(self) -> PoolStats | None:
-        """Return its figures; None while there are none."""
-        try:
-            return PoolStats.from_dict(json.loads(stats_file(self.folder, self.pool).read_bytes()))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-
-def open_pools() -> Iterator[OpenPool]:
-    """Yield the pools of this machine's active runs."""
-    for facts in local_runs(ended=False):
-        for pool in sorted(facts.pools):
-            yield OpenPool(folder_of(facts.record.id), pool)
+def figures(pools: set[str]) -> list[PoolStats]:
+    """Return new figures of those of these pools that programs on this machine have open and that answer in time."""
+    since, runs = time.time(), local_runs(ended=False) if pools else []
+    waiting = {(folder_of(run.record.id), pool) for run in runs for pool in pools.intersection(run.pools)}
+    found: list[PoolStats] = []
+    while waiting and time.time() - since < _PATIENCE_S:
+        for folder in {folder for folder, _ in waiting}:
+            with suppress(OSError):  # the record is being removed
+                (folder / WATCHED).touch(mode=0o600)
+        for folder, pool in sorted(waiting):
+            stats = _read(stats_file(folder, pool))
+            if stats is not None and stats.at >= since:
+                found.append(stats)
+                waiting.remove((folder, pool))
+        time.sleep(_LOOK_S if waiting else 0)
+    return found
 
 
-def figures(pools_now: Callable[[], Sequence[OpenPool]], since: float, patience_s: float) -> list[PoolStats]:
-    """Return the figures that pools have written since a moment; open pools do so within two seconds.
-
-    Args:
-        pools_now: returns the pools to query.
-        since: seconds since 1970.
-        patience_s: how long to wait for the first figures; the remaining pools get only 2.5 intervals.
-    """
-    began = time.monotonic()
-    while True:
-        pools = pools_now()
-        _watch(pools)
-        found = [stats for pool in pools if (stats := pool.read()) is not None and stats.at >= since]
-        waited_s = time.monotonic() - began
-        if len(found) == len(pools) or waited_s > patience_s or (found and waited_s > 2.5 * EVERY_S):
-            return found
-        time.sleep(_LOOK_S)
+def _read(path: Path) -> PoolStats | None:
+    try:
+        return PoolStats.from_dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError):  # there are none yet
+        return None
 
 
-def _watch(pools: Sequence[OpenPool]) -> None:
-    """Request figures for the next seconds."""
-    for folder in {pool.folder for pool in pools}:
-        try:
-            (folder / WATCHED).touch(mode=0o600)
-        except OSError:
-            continue  # the record is being removed
-
-
-def utilization(gpus: Sequence[GpuStats]) -> str:
+def utilization(gpus: Sequence[Mapping[str, Any]]) -> str:
     """Return the mean utilisation of all GPUs that report it."""
-    told = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    told = [gpu["utilization"] for gpu in gpus if gpu["utilization"] is not None]
     return f"{sum(told) / len(told):.0%}" if told else "-"
 
 

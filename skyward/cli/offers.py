@@ -10,22 +10,39 @@ With `--json` standard output has one object per line and nothing else; each has
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from skyward._pool import config
-from skyward.cli.output import say_error, show_table
+from skyward.cli.output import Row, say_error, show_rows
 from skyward.errors import ProviderError
 from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator
 from skyward.providers.at import provider_at
-from skyward.providers.base import Offer, PoolRequest
+from skyward.providers.base import PoolRequest
 
 UNKNOWN = 6  # exit status if a provider offers nothing: that of provider errors
 _SHOWN = 10
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "PROVIDER": lambda offer: str(offer["provider"]),
+    "MACHINES": lambda offer: f"{offer['nodes']} x {offer['machine']}" if offer["machine"] else str(offer["text"]),
+    "MARKET": lambda offer: str(offer["market"]),
+    "ZONE": lambda offer: str(offer["zone"]),
+    "USD/HOUR": lambda offer: _figure(offer["hourly_cost"], ".3f"),
+    "USD/DAY": lambda offer: _figure(offer["hourly_cost"] and 24 * offer["hourly_cost"], ".2f"),
+}
+_LASTS: dict[str, Callable[[Row], str]] = {
+    "BUDGET LASTS": lambda offer: "?" if offer["hours"] is None else f"{offer['hours']:.1f} h",
+}
 
 
 @click.command()
@@ -73,50 +90,23 @@ def command(
         max_hourly_cost=config.positive("max_hourly_cost", max_hourly_cost),
         budget=config.positive("budget", budget),
     )
-    found: list[tuple[str, Offer]] = []
-    failures: list[tuple[str, ProviderError]] = []
     providers = [(name, provider_at(name)) for name in names]
     for _, provider in providers:
         provider.check(request)
+    found, status = list[dict[str, Any]](), 0
     for name, provider in providers:
         try:
             offers = provider.offers(request)
         except ProviderError as error:
-            failures.append((name, error))
+            status = UNKNOWN
+            if as_json:
+                say_error(error, provider=name)
+            else:
+                click.echo(f"{name}: {error}", err=True)
             continue
-        found += [(name, offer) for offer in (offers if everything or as_json else offers[:_SHOWN])]
-    (_say_json if as_json else _say)(found, failures, nodes, budget)
-    return UNKNOWN if failures else 0
-
-
-def _say_json(
-    found: Sequence[tuple[str, Offer]], failures: Sequence[tuple[str, ProviderError]], nodes: int, budget: float | None
-) -> None:
-    for name, offer in found:
-        told = {**asdict(offer), "nodes": nodes, "hours": _hours(offer, budget)}
-        click.echo(json.dumps({"event": "offer", "provider": name, **told}))
-    for name, error in failures:
-        say_error(error, provider=name)
-
-
-def _say(
-    found: Sequence[tuple[str, Offer]], failures: Sequence[tuple[str, ProviderError]], nodes: int, budget: float | None
-) -> None:
-    for name, error in failures:
-        click.echo(f"{name}: {error}", err=True)
-    if not found:
-        return
-    heading = ["PROVIDER", "MACHINES", "MARKET", "ZONE", "USD/HOUR", "USD/DAY", *(["BUDGET LASTS"] if budget else [])]
-    rows = [heading]
-    for name, offer in found:
-        cost, hours = offer.hourly_cost, _hours(offer, budget)
-        what = f"{nodes} x {offer.machine}" if offer.machine else offer.text
-        prices = ["?", "?"] if cost is None else [f"{cost:.3f}", f"{24 * cost:.2f}"]
-        lasts = [] if budget is None else ["?" if hours is None else f"{hours:.1f} h"]
-        rows.append([name, what, offer.market, offer.zone, *prices, *lasts])
-    show_table(rows)
-
-
-def _hours(offer: Offer, budget: float | None) -> float | None:
-    """Return how many hours of an offer a budget pays for; None without budget or price."""
-    return budget / offer.hourly_cost if budget is not None and offer.hourly_cost else None
+        for offer in offers if everything or as_json else offers[:_SHOWN]:
+            hours = budget / offer.hourly_cost if budget is not None and offer.hourly_cost else None
+            found.append({"event": "offer", "provider": name, **asdict(offer), "nodes": nodes, "hours": hours})
+    if found:
+        show_rows(found, _COLUMNS | (_LASTS if budget else {}), as_json=as_json)
+    return status

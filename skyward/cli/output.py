@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,14 +41,7 @@ if TYPE_CHECKING:
 
 
 _WIDE = 10_000  # columns if the output is not a terminal
-
-
-@dataclass(slots=True)
-class LayerRecord:
-    """Outcome of one layer."""
-
-    state: str | None = None
-    seconds: float | None = None
+Row = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -59,7 +52,7 @@ class Result:
         reference: `repository@digest` if it is in a registry.
         built: whether it was built now.
         seconds: duration of the build.
-        layers: outcomes of its layers, if it was built now, in the order of the Dockerfile.
+        layers: those that were run, or found in the cache, in the order of the Dockerfile, with the latest event.
     """
 
     tag: str
@@ -68,40 +61,35 @@ class Result:
     reference: str | None = None
     built: bool = False
     seconds: float = 0.0
-    layers: dict[Layer, LayerRecord] = field(default_factory=dict)
+    layers: dict[Layer, Event | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan) -> Result:
         """Return a result in which nothing is known yet."""
-        return cls(tag=plan.tag, layers={layer: LayerRecord() for layer in plan.layers})
+        return cls(tag=plan.tag, layers=dict.fromkeys(plan.layers))
 
     def follow(self, event: Event) -> None:
         """Record what an event says about a layer."""
-        if event.layer is None or event.kind == "output":
-            return
         # what a base built from a Dockerfile lacks is known only after its build; a layer may then differ
-        record = self.layers.setdefault(event.layer, LayerRecord())
-        record.state, record.seconds = event.kind, event.seconds
+        if event.layer is not None and event.kind != "output":
+            self.layers[event.layer] = event
 
     @property
-    def made(self) -> list[tuple[Layer, LayerRecord]]:
-        """The layers that were run, or found in the cache."""
-        return [(layer, record) for layer, record in self.layers.items() if record.state]
+    def made(self) -> list[Event]:
+        """The latest event of each layer that was run, or found in the cache."""
+        return [event for event in self.layers.values() if event is not None]
 
 
 def result_text(image: str, result: Result) -> str:
     """Return the result for an image as text for people."""
     how = f"built in {result.seconds:.1f} s" if result.built else "exists"
+    size = None if result.size is None else readable(result.size)
+    facts = {"digest": result.reference, "id": result.id, "size": size}
     lines = [f"{result.tag}  {image}: {how}"]
-    facts = {
-        "digest": result.reference,
-        "id": result.id,
-        "size": None if result.size is None else readable(result.size),
-    }
     lines += [f"  {name:<8}{value}" for name, value in facts.items() if value]
-    for layer, record in result.made:
-        time = record.state or "" if record.seconds is None else f"{record.seconds:.1f} s"
-        lines.append(f"  {time:>8}  {layer.name}")
+    for event in result.made:
+        time = event.kind if event.seconds is None else f"{event.seconds:.1f} s"
+        lines.append(f"  {time:>8}  {event.layer.name if event.layer else ''}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -115,14 +103,12 @@ class Output:
     def listening(self, image: str) -> Iterator[Report]:
         """Yield a listener for the events of one image."""
         with ExitStack() as stack:
-            yield self._report(image, stack)
-
-    def _report(self, image: str, stack: ExitStack) -> Report:
-        if self.as_json:
-            return lambda event: self._say(image, _document(event))
-        if sys.stderr.isatty():
-            return _Terminal(stack)
-        return as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
+            if self.as_json:
+                yield lambda event: self._show(image, **_document(event))
+            elif sys.stderr.isatty():
+                yield _Terminal(stack)
+            else:
+                yield as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -131,64 +117,64 @@ class Output:
             yield
         except SkywardError as error:
             if self.as_json:
-                about = {"kind": type(error).__name__, "message": str(error), "status": status_of(error)}
-                self._say("", {"event": "error", **about})
+                say_error(error, image="", status=status_of(error))
             raise
 
     def note(self, image: str, text: str) -> None:
         """Show a sentence, as text on standard error."""
         if self.as_json:
-            self._say(image, {"event": "note", "message": text})
+            self._show(image, event="note", message=text)
         else:
             click.echo(f"skyward: {text}", err=True)
 
     def result(self, image: str, result: Result) -> None:
         """Show the result for an image."""
-        layers = [{**_place(layer), "state": record.state, "seconds": record.seconds} for layer, record in result.made]
-        names = ("tag", "id", "size", "reference", "built", "seconds")
-        document = {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers}
-        self._show(image, document, result_text(image, result))
+        layers = [
+            {**_place(each.layer), "state": each.kind, "seconds": each.seconds} for each in result.made if each.layer
+        ]
+        about = {name: getattr(result, name) for name in ("tag", "id", "size", "reference", "built", "seconds")}
+        self._show(image, result_text(image, result), event="result", **about, layers=layers)
 
     def check(self, image: str, tag: str, state: str, reason: str = "") -> None:
         """Show whether an image exists."""
         text = f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}\n"
-        self._show(image, {"event": "check", "tag": tag, "state": state, "reason": reason}, text)
+        self._show(image, text, event="check", tag=tag, state=state, reason=reason)
 
     def explanation(self, image: str, plan: Plan, last: str | None, found: Explanation, *, exists: bool) -> None:
         """Show what a build would do, and why."""
-        if self.as_json:
-            changes = [{"input": c.input, "before": c.before, "after": c.after} for c in found.changes]
-            layers = {"reused": [*map(_place, found.reused)], "rebuilt": [*map(_place, found.rebuilt)]}
-            document = {"event": "explain", "tag": plan.tag, "exists": exists, "last": last, "changes": changes}
-            self._say(image, {**document, **layers})
-            return
-        click.echo(f"{plan.tag}  {image}: {'exists, nothing to build' if exists else 'would be built'}")
+        lines = [f"{plan.tag}  {image}: {'exists, nothing to build' if exists else 'would be built'}"]
         if last is None and not exists:
-            click.echo("  no build of it is known here")
+            lines.append("  no build of it is known here")
         for change in found.changes:
             signs = f"- {change.before} " if change.before else "", f"+ {change.after}" if change.after else ""
-            click.echo(f"  changed  {change.input}: {''.join(signs).rstrip()}")
-        for word, layers_of in (("reused", found.reused), ("rebuilt", found.rebuilt)):
-            for layer in layers_of:
-                click.echo(f"  {word:<8} {layer.name}  ({layer.origin})")
+            lines.append(f"  changed  {change.input}: {''.join(signs).rstrip()}")
+        layers = {"reused": found.reused, "rebuilt": found.rebuilt}
+        lines += [f"  {word:<8} {each.name}  ({each.origin})" for word, those in layers.items() for each in those]
+        self._show(
+            image,
+            "".join(f"{line}\n" for line in lines),
+            event="explain",
+            tag=plan.tag,
+            exists=exists,
+            last=last,
+            changes=[{"input": each.input, "before": each.before, "after": each.after} for each in found.changes],
+            **{word: [*map(_place, those)] for word, those in layers.items()},
+        )
 
     def dockerfile(self, image: str, text: str) -> None:
         """Show a Dockerfile."""
-        self._show(image, {"event": "dockerfile", "text": text}, text)
+        self._show(image, text, event="dockerfile", text=text)
 
     def ejected(self, image: str, folder: str, command: str) -> None:
         """Show where an image's Dockerfile was written, and the command that builds it."""
         text = f"{folder}  {image}: build it there with\n  {command}\n"
-        self._show(image, {"event": "eject", "folder": folder, "command": command}, text)
+        self._show(image, text, event="eject", folder=folder, command=command)
 
-    def _show(self, image: str, document: dict[str, Any], text: str) -> None:
+    def _show(self, image: str, shown: str = "", *, event: str, **about: Any) -> None:
         if self.as_json:
-            self._say(image, document)
+            click.echo(json.dumps({"event": event, "image": image, **about}, ensure_ascii=False))
         else:
-            click.echo(text, nl=False)
-
-    def _say(self, image: str, document: dict[str, Any]) -> None:
-        click.echo(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False))
+            click.echo(shown, nl=False)
 
 
 class _Terminal:
@@ -221,10 +207,19 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"name": layer.name, "origin": layer.origin, "stage": layer.stage, "step": layer.step}
 
 
-def say_error(error: SkywardError, **about: str) -> None:
+def say_error(error: SkywardError, **about: Any) -> None:
     """Print an error as a JSON object, with the given fields about its origin."""
     told = {"kind": type(error).__name__, "message": str(error)}
-    click.echo(json.dumps({"event": "error", **about, **told}))
+    click.echo(json.dumps({"event": "error", **about, **told}, ensure_ascii=False))
+
+
+def show_rows(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]], *, as_json: bool) -> None:
+    """Print rows: as JSON objects, with all their fields; or as a table with these columns."""
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    else:
+        show_table([tuple(columns), *(tuple(text(row) for text in columns.values()) for row in rows)])
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:
