@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,6 @@ from skyward.cli.places import Place, ask_all, forget, identifiers, place_option
 from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
 from skyward.errors import ConfigError, HostLostError, ProviderError, RunNotFoundError, SkywardError
-from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
 from skyward.records.run import GRACE_S, RunFacts, folder_of, note
@@ -79,31 +78,30 @@ def command(
     its pools before it is killed. A pool whose client still runs loses its nodes. --all shows what it is going to
     end, and asks. Exit status 1 if a name was not found.
     """
-    _check(pools, everything, belongs_to_all=everyone or is_agreed)
+    if bool(pools) == everything:
+        raise ConfigError("Name the runs or pools to end, or give --all; `skyward ps` shows what there is.")
+    if not all(name.strip() for name in pools):
+        raise ConfigError("One of the names is empty, and nothing was ended. `skyward ps` shows what there is.")
+    if not everything and (everyone or is_agreed):
+        raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
     sweep()  # leftovers of clients that were killed during a build
-    told, found = _Told(as_json), list[Found]()
-    hosts = ssh_hosts(places)
-    left = _end_runs(pools, hosts, told)
-    named = identifiers(left)
-    unasked = list[tuple[Place, SkywardError]]()
-    for place, answer in ask_all(places) if left or everything else ():
-        if isinstance(answer, SkywardError):
-            unasked.append((place, answer))
-        else:
-            found += _pools_at(place, answer)
-    for place, error in unasked:  # one that only records name matters if they have parts of these pools there
-        if everything or place.pools is None or not place.pools.isdisjoint(named.values()):
-            told.failure(f"{place.name} did not answer", error, pool=None, where=place.name)
-    chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
+    told, hosts = _Told(as_json), ssh_hosts(places)
     if everything:
+        found = _found(places, None, told)
+        chosen = _all_of(found, everyone, told)
         runs = _detached_runs(hosts, None if everyone else current_user())
         if not (runs or found or told.failures or as_json):
             click.echo("no pool and no detached run was found", err=True)
         _agree(chosen, runs, told, is_agreed=is_agreed)
         _end_runs([run.record.id for run, _ in runs], hosts, told)
+        absent = []
+    else:
+        left = identifiers(_end_runs(pools, hosts, told))
+        chosen = _found(places, set(left.values()), told)
+        ended = {each.pool for each in chosen}
+        absent = [name for name, pool in left.items() if name in pools and pool not in ended]
     for each in chosen:
         _end(each, told)
-    absent = [name for name, pool in named.items() if name in pools and all(each.pool != pool for each in chosen)]
     for name in absent:
         told.say(f"There is no pool or run named {name}.", "absent", is_error=True, pool=name)
     if told.failures:
@@ -111,22 +109,22 @@ def command(
     return int(bool(absent))
 
 
-def _check(pools: Sequence[str], everything: bool, *, belongs_to_all: bool) -> None:
-    if bool(pools) == everything:
-        raise ConfigError("Name the runs or pools to end, or give --all; `skyward ps` shows what there is.")
-    if not all(name.strip() for name in pools):
-        raise ConfigError("One of the names is empty, and nothing was ended. `skyward ps` shows what there is.")
-    if not everything and belongs_to_all:
-        raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
-
-
-def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:
-    """Yield the pools among the resources at a place; one whose parts name several users has no user."""
-    for pool in sorted({str(each["pool"]) for each in there}):
-        parts = [each for each in there if str(each["pool"]) == pool]
-        users = {str(each.get("user", "")) for each in parts}
-        nodes = sum(each["node"] >= 0 for each in parts)
-        yield Found(pool, place, nodes, users.pop() if len(users) == 1 else "")
+def _found(places: Sequence[Place], pools: set[str] | None, told: _Told) -> list[Found]:
+    """Return these pools, or all, wherever they are; one whose parts name several users has no user."""
+    found = list[Found]()
+    for place, answer in ask_all(places) if pools is None or pools else ():
+        if isinstance(answer, SkywardError):
+            # one that only records name matters if they have parts of these pools there
+            if pools is None or place.pools is None or not place.pools.isdisjoint(pools):
+                told.failure(f"{place.name} did not answer", answer, pool=None, where=place.name)
+            continue
+        there = {str(each["pool"]) for each in answer}
+        for pool in sorted(there if pools is None else there & pools):
+            parts = [each for each in answer if str(each["pool"]) == pool]
+            users = {str(each.get("user", "")) for each in parts}
+            nodes = sum(each["node"] >= 0 for each in parts)
+            found.append(Found(pool, place, nodes, users.pop() if len(users) == 1 else ""))
+    return found
 
 
 def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
@@ -155,14 +153,12 @@ def _agree(chosen: Sequence[Found], runs: Sequence[tuple[RunFacts, str]], told: 
     if chosen:
         rows = [("POOL", "NODES", "WHERE", "USER")]
         show_table(rows + [(each.pool, str(each.nodes), each.place.name, each.user or "-") for each in chosen])
-    counts = [_count(number, noun) for number, noun in ((len(runs), "run"), (len(chosen), "pool")) if number]
-    what = f"{'these' if len(runs) + len(chosen) > 1 else 'this'} {' and '.join(counts)}"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
-            f"skyward down --all would end {what}, and standard input is not a terminal on which it could ask. Nothing "
+            "skyward down --all would end these, and standard input is not a terminal on which it could ask. Nothing "
             "was ended. Say --yes to end them without a question."
         )
-    click.confirm(f"End {what}?", abort=True)
+    click.confirm("End these?", abort=True)
 
 
 def _end(found: Found, told: _Told) -> None:
@@ -173,12 +169,8 @@ def _end(found: Found, told: _Told) -> None:
         told.failure(what, error, pool=found.pool, where=found.place.name)
     else:
         forget(found.pool)
-        text = f"pool {found.pool}: {_count(found.nodes, 'node')} ended at {found.place.name}"
+        text = f"pool {found.pool}: {found.nodes} node{'s' * (found.nodes != 1)} ended at {found.place.name}"
         told.say(text, "ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 class _Told:

@@ -205,7 +205,7 @@ def test_all_shows_what_it_ends_and_asks(
     heading, row, question, *_ = capsys.readouterr().out.splitlines()
     assert heading.split() == ["POOL", "NODES", "WHERE", "USER"]
     assert row.split() == ["mine", "2", "docker", current_user()]
-    assert question.startswith("End this 1 pool? [y/N]")
+    assert question.startswith("End these? [y/N]")
     assert ended == (["mine"] if status == 0 else [])
 
 
