@@ -161,11 +161,11 @@ class ProcessAccess(NodeAccess):
 
     def __init__(self, node: Resource, pool: PoolDirectory) -> None:
         super().__init__(node, f"process {node['name']}")
-        found = [each for each in pool.processes_by_path() if each[1]["name"] == node["name"] and not each[2].is_gone()]
+        found = [each for each in pool.processes() if each[0]["name"] == node["name"] and not each[1].is_gone()]
         if not found:
             raise ProviderError(f"Node {node['node']} of pool {node['pool']} has ended.")
-        directory, _, self._process = found[0]
-        self.cwd = str(directory / "work")
+        about, self._process = found[0]
+        self.cwd = str(about["directory"] / "work")
 
     def command(self, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:  # noqa: ARG002 - it is ours
         """Return the program with the interpreter of this process."""

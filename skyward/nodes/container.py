@@ -144,20 +144,17 @@ class PoolContainers:
         machine_bytes: int | None,
     ) -> Container:
         settings = self._settings_of(launch)
-        self._check_image(launch, settings.reference)
+        assert launch.image
+        self._check_image(launch, launch.image)
+        place = {ENV_VAR: launch.compute_pool, SETTINGS_VAR: launch.runner, RUN_DIR_VAR: RUN_DIR}
         own = {POOL: launch.pool, NODE: str(launch.node), **owner_labels(ProcessId.of(os.getpid()))}
         return self.engine.run(
             ContainerSpec(
-                image=settings.reference,
+                image=launch.image,
                 command=COMMAND,
                 name=launch.name,
                 labels={**own, **labels},
-                env={
-                    **launch.env,
-                    ENV_VAR: launch.compute_pool,
-                    SETTINGS_VAR: launch.runner,
-                    RUN_DIR_VAR: RUN_DIR,
-                },
+                env={**launch.env, **place},
                 mounts=((Path(directory.path), RUN_DIR),),
                 accounts=settings.accounts,
                 working_dir=settings.working_dir,
@@ -195,7 +192,7 @@ class PoolContainers:
 
     def _owner_of(self, launch: Launch) -> int | None:
         """Return the number of the user that is to own a node's directory; see `start`."""
-        number = self._settings_of(launch).runs_as.partition(":")[0]
+        number = self._settings_of(launch).user.partition(":")[0]
         known = number.isdecimal() and (self._client[0] == 0 or int(number) == self._client[0])
         return int(number) if known else None
 
@@ -209,22 +206,11 @@ class PoolContainers:
         with self._image_lock:
             if image not in self._images:
                 config = (self.engine.image(image) or {}).get("Config") or {}
-                user = user_of(
-                    self._rights,
-                    config.get("User") or "",
-                    self._client,
-                    mounts=launch.mounts,
-                    rootless=self.engine.is_rootless,
-                )
-                runs_as = user or config["User"]
-                self._images[image] = _ImageSettings(
-                    reference=image,
-                    # a directory that is empty: in / every top-level directory would be importable as a package
-                    working_dir=config.get("WorkingDir") or WORK_DIR,
-                    user=user,
-                    runs_as=runs_as,
-                    accounts=self._accounts(image, runs_as),
-                )
+                own, rootless = config.get("User") or "", self.engine.is_rootless
+                user = user_of(self._rights, own, self._client, mounts=launch.mounts, rootless=rootless) or own
+                # a directory that is empty: in / every top-level directory would be importable as a package
+                work = config.get("WorkingDir") or WORK_DIR
+                self._images[image] = _ImageSettings(work, user, self._accounts(image, user))
             return self._images[image]
 
     def _check_image(self, launch: Launch, tag: str) -> None:
@@ -254,30 +240,15 @@ class PoolContainers:
 
 @dataclass(frozen=True, slots=True)
 class _ImageSettings:
-    """How containers of an image are run.
+    """How containers of an image are run: where, as which user, with which file over the image's list of accounts."""
 
-    Attributes:
-        reference: the image's reference.
-        working_dir: their working directory.
-        user: the user to run their programs as; None for the user set in the image.
-        runs_as: the user that they actually run as.
-        accounts: file to mount over the image's list of accounts; None to use the image's.
-    """
-
-    reference: str
     working_dir: str
-    user: str | None
-    runs_as: str
+    user: str
     accounts: Path | None
 
 
 def user_of(
-    rights: Rights,
-    image_user: str,
-    client: tuple[int, int] = (0, 0),
-    *,
-    mounts: bool = False,
-    rootless: bool = False,
+    rights: Rights, image_user: str, client: tuple[int, int] = (0, 0), *, mounts: bool = False, rootless: bool = False
 ) -> str | None:
     """Return the user that a container's programs run as; None for the user set in its image.
 

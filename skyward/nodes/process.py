@@ -44,9 +44,10 @@ class LocalProcess:
         work = directory / WORK_FOLDER
         self._directory = directory
         self.title = f"process {launch.name}"
+        process = None
         try:
             work.mkdir()
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [sys.executable, "-m", "skyward.runner"],
                 cwd=work,
                 env=environment_of(launch, directory),
@@ -55,18 +56,13 @@ class LocalProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only the client
             )
+            note_process(directory, process.pid, node=launch.node, name=launch.name)
         except OSError as error:
+            if process is not None:  # the pool was closed meanwhile and the directory removed
+                _signal_group(process.pid, signal.SIGKILL)
+                process.communicate()
             raise NodeStartError(
                 f"Node {launch.node} of pool {launch.pool} ({self.title}) could not be started: {error}."
-            ) from error
-        try:
-            note_process(directory, self._process.pid, node=launch.node, name=launch.name)
-        except OSError as error:  # the pool was closed meanwhile and the directory removed
-            _signal_group(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-            raise NodeStartError(
-                f"Node {launch.node} of pool {launch.pool} ({self.title}) was started and could not be noted in its "
-                f"directory {directory}: {error}. It has been ended."
             ) from error
         self._reaping = threading.Lock()  # guards against sending a signal to a process ID that has been released
         self._ended = threading.Event()

@@ -138,16 +138,11 @@ class PoolDirectory:
         return owner is not None and owner.is_gone()
 
     def processes(self) -> Iterator[tuple[dict[str, Any], ProcessId]]:
-        """Yield the nodes that are processes of this machine, as recorded by `note_process`."""
-        for _, about, process in self.processes_by_path():
-            yield about, process
-
-    def processes_by_path(self) -> Iterator[tuple[Path, dict[str, Any], ProcessId]]:
-        """Yield the same nodes, each with its directory."""
+        """Yield the nodes that are processes of this machine, as recorded by `note_process`, with their directories."""
         for node in self.nodes:
             about, process = _noted(node)
             if process:
-                yield node, about, process
+                yield {**about, "directory": node}, process
 
     def remove(self) -> None:
         """Remove the directory with everything in it."""

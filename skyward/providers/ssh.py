@@ -210,10 +210,9 @@ class SshAllocation(Allocation):
         self.machines: list[Machine] = []
         self._replacements: dict[Machine, Machine] = {}
         self._tried: set[SshHost] = set()  # hosts to which a connection is being made
-        # slot and attempt of the watchdogs left by an earlier client of a named pool, by name of the host
-        self._left = {str(each["host"]): (int(each["slot"]), int(each["attempt"])) for each in request.kept}
-        self._slots = {host: self._left[host.name][0] for host in hosts if host.name in self._left}
-        self._attempts: dict[SshHost, int] = {}  # number of connections to each, including those of earlier clients
+        # slot and attempt of the next watchdog on each host; first those left by an earlier client of a named pool
+        self._places = {str(each["host"]): (int(each["slot"]), int(each["attempt"])) for each in request.kept}
+        self._left = {name: f"{slot}.{attempt}" for name, (slot, attempt) in self._places.items()}
         self._lock = threading.Lock()
 
     def acquire(self) -> Sequence[Host]:
@@ -237,13 +236,12 @@ class SshAllocation(Allocation):
         """Deliver the image to every host that lacks it; it is built if no engine and no registry has it.
 
         Raises:
-            ProviderError: the image cannot run on a host, or a disk is too full for it; nothing has been changed.
+            ProviderError: a disk is too full for the image; nothing has been changed.
             ImageError: it is unavailable: base, build, registry or transfer failed.
             EngineMissingError: build="local", and there is no engine here.
         """
         request = self.request
         machines = list(dict.fromkeys(host.machine for host in hosts if isinstance(host, SshNodeHost)))
-        refuse([finding for machine in machines for finding in self._check_image(machine)], len(machines))
         return deliver(request.image, request.cluster, self.target(machines), request.report).tag
 
     def target(self, machines: Sequence[Machine]) -> ImageTarget:
@@ -279,10 +277,6 @@ class SshAllocation(Allocation):
         """
         self.check_open()
         return SshNodeHost(self._another((host,), None), 0)
-
-    def _check_image(self, machine: Machine) -> list[Finding]:
-        """Return why a machine cannot run the image."""
-        return check_architecture(machine.name, machine.facts, self.request.platform)
 
     def _connect(self, nodes: Mapping[SshHost, int]) -> None:
         """Connect to all hosts and check them; if enough are usable, create the pool's directory on each of those.
@@ -336,11 +330,9 @@ class SshAllocation(Allocation):
         with self._lock:
             self.check_open()
             assert self._directory
-            attempt = self._attempts.setdefault(host, self._left.get(host.name, (0, 0))[1])
-            self._attempts[host] += 1
-            slot = self._slots.get(host)
-            if slot is None:
-                slot = self._slots[host] = max(self._slots.values(), default=-1) + 1
+            fresh = (max((slot for slot, _ in self._places.values()), default=-1) + 1, 0)
+            slot, attempt = self._places.get(host.name, fresh)
+            self._places[host.name] = (slot, attempt + 1)
             folder = self._directory.path / f"{slot}.{attempt}"
         machine = Machine(host, self.request.pool_id, folder, self.request.lease_s, slot, attempt, self._rights)
         with self._lock:
@@ -350,7 +342,7 @@ class SshAllocation(Allocation):
             self.check_open()
         try:
             findings = check_host(machine.name, machine.open(), gpus, self.request.accelerator)
-            findings += self._check_image(machine)
+            findings += check_architecture(machine.name, machine.facts, self.request.platform)
             if not findings:
                 machine.info  # noqa: B018 - queries the engine, and caches the answer
         except BaseException:
@@ -362,8 +354,7 @@ class SshAllocation(Allocation):
 
     def _begin(self, machine: Machine) -> list[Finding]:
         """Create the pool's directory on a machine."""
-        left = self._left.pop(machine.name, None)
-        adopts = left is not None and machine.watchdog.label == f"{left[0]}.{left[1]}"
+        adopts = self._left.pop(machine.name, None) == machine.watchdog.label
         try:
             machine.go(self.request.name, adopts=adopts)
         except BaseException:

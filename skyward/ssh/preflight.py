@@ -112,23 +112,13 @@ def check_architecture(host: str, facts: Facts, platform: str) -> list[Finding]:
     return [Finding(host, "architecture", text)]
 
 
-def check_room(host: str, free: int | None) -> list[Finding]:
-    """Check that an engine's disk has any space left."""
-    if free is None or free >= _SPARE_BYTES:
-        return []
-    text = f"The engine's disk has {readable(free)} left. Free some, for example with `docker system prune`."
-    return [Finding(host, "disk", text)]
-
-
-def check_disk(host: str, free: int | None, needed: int) -> list[Finding]:
-    """Check that an engine's disk has space for the missing bytes of an image."""
+def check_disk(host: str, free: int | None, needed: int = 0) -> list[Finding]:
+    """Check that an engine's disk has space for the missing bytes of an image, and some to spare."""
     wanted = int(needed * _UNPACKED) + _SPARE_BYTES
     if free is None or free >= wanted:
         return []
-    text = (
-        f"Too little disk space. The image needs {readable(wanted)} while it is unpacked; {readable(free)} are free. "
-        "Free some, for example with `docker system prune`."
-    )
+    what = f"The image needs {readable(wanted)} while it is unpacked" if needed else "Nodes need some to write"
+    text = f"Too little disk space. {what}; {readable(free)} are free. Free some with `docker system prune`."
     return [Finding(host, "disk", text)]
 
 
@@ -215,7 +205,7 @@ def host_report_of(machine: Machine) -> HostReport:
         gpus=tuple(gpu for _, gpu in facts.gpus),
         driver=facts.gpus[0][0] if facts.gpus else "",
         ahead_s=facts.ahead_s,
-        findings=(*findings, *check_room(name, free)),
+        findings=(*findings, *check_disk(name, free)),
     )
 
 
@@ -234,7 +224,7 @@ def local_host_report(name: str) -> HostReport:
         free = None
     else:
         free = disk.f_bavail * disk.f_frsize
-    findings, builder = list(check_room(name, free)), None
+    findings, builder = list(check_disk(name, free)), None
     try:
         command = find_command(docker_host=engine.url)
         if engine.is_podman and not command.is_podman:

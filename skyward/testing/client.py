@@ -1,4 +1,4 @@
-"""The clients of the conformance tests, as a process: `python -m skyward.testing.client`, with its order on stdin.
+"""The clients of the conformance tests, as a process: `python -m skyward.testing.client`, with an action on stdin.
 
 One process imports skyward once and forks the clients, each of which opens a pool of the provider and is killed at one
 call.
@@ -11,8 +11,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skyward._compute import ComputeFunction, compute
@@ -26,25 +25,6 @@ HOST_CALLS = ("claim_port", "start")
 NODE_CALLS = ("wait_ready", "connect", "remove")
 CALLS = ("open", *ALLOCATION_CALLS, *HOST_CALLS, *NODE_CALLS)
 _AT_ONCE = 6  # clients
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The task of the process.
-
-    Attributes:
-        provider: the provider under test.
-        settings: parameters of the pools.
-        action: "crash", "silence", or "destroy".
-        calls: pairs of a call and "before" or "after", at which a client is killed.
-        pool_id: the pool to be destroyed.
-    """
-
-    provider: Provider
-    settings: dict[str, Any]
-    action: str
-    calls: Sequence[tuple[str, str]] = ()
-    pool_id: str = ""
 
 
 def node_functions() -> tuple[ComputeFunction[[], str], ComputeFunction[[], None]]:
@@ -91,15 +71,15 @@ def use(pool: ComputePool, *, loses_a_node: bool) -> None:
             assert set(incarnation() @ pool) != set(before)
 
 
-def crash(order: Order) -> None:
-    """Kill a client at each call, a few at a time; report each one's call, pool and exit status."""
-    waiting, running = list(order.calls), dict[int, tuple[str, str, int]]()
+def crash(provider: Provider, settings: Mapping[str, Any], calls: Sequence[tuple[str, str]]) -> None:
+    """Kill a client before or after each call, a few at a time; report each one's call, pool and exit status."""
+    waiting, running = list(calls), dict[int, tuple[str, str, int]]()
     while waiting or running:
         while waiting and len(running) < _AT_ONCE:
             name, when = waiting.pop(0)
             ours, theirs = os.pipe()
             if (pid := os.fork()) == 0:
-                _crash_at(order, name, when, theirs)
+                _crash_at(provider, settings, name, when, theirs)
             os.close(theirs)
             running[pid] = (name, when, ours)
         pid, status = os.wait()
@@ -108,11 +88,11 @@ def crash(order: Order) -> None:
             _say(json.dumps([name, when, pipe.read(), os.waitstatus_to_exitcode(status)]))
 
 
-def _crash_at(order: Order, name: str, when: str, pipe: int) -> None:
+def _crash_at(provider: Provider, settings: Mapping[str, Any], name: str, when: str, pipe: int) -> None:
     status = 1
     try:
-        _kill_at(order.provider, name, when)
-        pool = ComputePool(order.provider, **order.settings)
+        _kill_at(provider, name, when)
+        pool = ComputePool(provider, **settings)
         os.write(pipe, pool.id.encode())
         use(pool, loses_a_node=name == "replace")
         status = 0
@@ -165,10 +145,10 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fall_silent(order: Order) -> None:
+def fall_silent(provider: Provider, settings: Mapping[str, Any]) -> None:
     """Open a pool and stop; when continued, report whether any of its nodes has survived."""
     incarnation, _ = node_functions()
-    with ComputePool(order.provider, **order.settings) as pool:
+    with ComputePool(provider, **settings) as pool:
         before = incarnation() @ pool
         _say(pool.id)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -181,16 +161,12 @@ def fall_silent(order: Order) -> None:
         _say(json.dumps(bool(set(before) & set(after))))
 
 
-def destroy(order: Order) -> None:
+def destroy(provider: Provider, settings: Mapping[str, Any], pool_id: str) -> None:  # noqa: ARG001 - alike for all
     """Report the resources of a pool, destroy it twice, and report again."""
-    _tell_found(order)
-    order.provider.destroy(order.pool_id)
-    order.provider.destroy(order.pool_id)
-    _tell_found(order)
-
-
-def _tell_found(order: Order) -> None:
-    _say(json.dumps([found for found in order.provider.find() if found["pool"] == order.pool_id]))
+    for _ in range(2):
+        _say(json.dumps([found for found in provider.find() if found["pool"] == pool_id]))
+        provider.destroy(pool_id)
+    _say(json.dumps([found for found in provider.find() if found["pool"] == pool_id]))
 
 
 def _say(line: str) -> None:
@@ -200,5 +176,6 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    given = pickle.load(sys.stdin.buffer)
-    {"crash": crash, "silence": fall_silent, "destroy": destroy}[given.action](given)
+    action, *given, more = pickle.load(sys.stdin.buffer)
+    actions: Mapping[str, Callable[..., None]] = {"crash": crash, "silence": fall_silent, "destroy": destroy}
+    actions[action](*given, **more)

@@ -42,7 +42,7 @@ from skyward.model.spec import Volume
 from skyward.nodes.access import Program
 from skyward.nodes.node import Host, Launch
 from skyward.providers.base import Allocation, PoolRequest, Provider
-from skyward.testing.client import CALLS, Order, node_functions
+from skyward.testing.client import CALLS, node_functions
 
 _POLL_S = 0.2
 _SILENT_S = 10.0  # how long after their lease nodes may end
@@ -155,9 +155,9 @@ class ProviderConformance(ABC):
     def test_another_process_finds_and_destroys_a_pool(self) -> None:
         """By labels alone; its own client does not start it again, and destroying it twice is no error."""
         with self.pool() as pool:
-            before, after = map(json.loads, self.run_client("destroy", pool_id=pool.id))
+            before, again, after = map(json.loads, self.run_client("destroy", pool_id=pool.id))
             assert {each["node"] for each in before if each["node"] >= 0} == {0, 1}
-            assert after == [], "destroy() must not return before everything has gone"
+            assert again == after == [], "destroy() must not return before everything has gone"
             wait_until(lambda: pool.current_nodes() == 0, self.settle_s, "the pool has nodes after destroy()")
             with pytest.raises(PoolError):
                 node_functions()[0]() >> pool
@@ -196,13 +196,13 @@ class ProviderConformance(ABC):
 
     def test_clients_that_die_leave_nothing(self) -> None:
         """Before or after any call of the provider: leases, the reaper, or the next pool's `acquire` remove it."""
-        order = [(name, when) for name in self.calls for when in ("before", "after")]
+        calls = [(name, when) for name in self.calls for when in ("before", "after")]
         pools = {}
-        for line in self.run_client("crash", calls=order):
+        for line in self.run_client("crash", calls=calls):
             name, when, pool, status = json.loads(line)
             assert status == -signal.SIGKILL, f"a client was to die {when} {name}(), and ended with status {status}"
             pools[pool] = f"{when} {name}()"
-        assert len(pools) == len(order)
+        assert len(pools) == len(calls)
         deadline = time.monotonic() + self.lease_s + 2
         while (left := self.left(pools)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -228,17 +228,17 @@ class ProviderConformance(ABC):
         """Return the existing resources of these pools."""
         return [found for found in self.provider().find() if found["pool"] in pools]
 
-    def run_client(self, action: str, **order: Any) -> list[str]:
+    def run_client(self, action: str, **more: Any) -> list[str]:
         """Run a process of clients and return the lines it prints."""
-        with self.client(action, **order) as client:
+        with self.client(action, **more) as client:
             output, _ = client.communicate(timeout=_CLIENT_S)
             assert client.returncode == 0, f"the clients failed to {action}: status {client.returncode}"
             return output.splitlines()
 
-    def client(self, action: str, **order: Any) -> subprocess.Popen[str]:
-        """Start a process of clients with its order."""
+    def client(self, action: str, **more: Any) -> subprocess.Popen[str]:
+        """Start a process of clients: `python -m skyward.testing.client`."""
         settings = {"nodes": 1, **self._settings}
-        document = cloudpickle.dumps(Order(provider=self.provider(), settings=settings, action=action, **order))
+        document = cloudpickle.dumps((action, self.provider(), settings, more))
         paths = os.pathsep.join(path for path in sys.path if path)
         with tempfile.TemporaryFile() as order_file:
             order_file.write(document)
