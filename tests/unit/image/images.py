@@ -1,18 +1,13 @@
-"""The images whose Dockerfiles are kept in `golden/`, and how they are compiled there.
-
-`python tests/unit/image/images.py` rewrites the files; look at the difference before keeping it.
-"""
+"""Images for the tests of the compiler, and how they are compiled there."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from skyward.image import Plan, compile, with_origin  # noqa: A004
 from skyward.model.image import Image, PipIndex
 
-GOLDEN = Path(__file__).parent / "golden"
 IMAGES = {
     "plain": Image(),
     "sklearn": Image(pip=["scikit-learn", "numpy>=2"], env={"OMP_NUM_THREADS": "1"}),
@@ -45,16 +40,3 @@ def compiled(image: Image, **given: Any) -> Plan:
 def torched(image: Image) -> Image:
     """What a plugin's transform does."""
     return with_origin(image, replace(image, pip=[*image.pip, "torch"], run=[*image.run, "true"]), "plugin torch")
-
-
-def text_of(name: str) -> str:
-    """A golden file's content: the Dockerfile, the files beside it, the tag."""
-    plan = compiled(IMAGES[name])
-    files = "".join(f"\n# --- {path}\n{text}" for path, text in plan.files)
-    return f"{plan.dockerfile}{files}\n# --- tag\n{plan.tag}\n"
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for name in IMAGES:
-        (GOLDEN / f"{name}.Dockerfile").write_text(text_of(name), encoding="utf-8")

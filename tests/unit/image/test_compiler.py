@@ -9,7 +9,6 @@ import tarfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from skyward.image.lock import index_id, tier_files
 from skyward.image.plan import origins_of
 from skyward.image.steps import UV
 from skyward.model.image import Image, PipIndex
-from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched
+from tests.unit.image.images import IMAGES, compiled, torched
 from tests.unit.image.steps import SCRIPTS, uv_calls
 
 ROOT = Path(__file__).parents[3]
@@ -39,12 +38,6 @@ CPU = "https://download.pytorch.org/whl/cpu"
 WHEEL = Copied(folder="local/lib", digest="d1", target="lib/lib-1.0-py3-none-any.whl", files=())
 CODE = Copied(folder="code", digest="d2", files=())
 PYTHON = ("3.11", "/usr/bin/python3")
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_golden_files(name: str) -> None:
-    """What the compiler makes of these images changes only on purpose: `python -m tests.unit.image.images`."""
-    assert text_of(name) == (GOLDEN / f"{name}.Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -381,20 +374,6 @@ def test_scoped_packages_have_one_source() -> None:
     assert f"install index-{index_id(CPU)}.txt={CPU}\n" in compiled(image).dockerfile
     mirrored = tomllib.loads(requirements_file(image, image.pip, python="3.11", places={CPU: {"url": "http://m"}}))
     assert mirrored["tool"]["uv"]["index"][0]["url"] == "http://m"
-
-
-@pytest.mark.alone
-def test_compiling_is_fast() -> None:
-    """A description of 80 packages compiles in 5 ms."""
-    image = Image(pip=[f"package-{number}>={number}" for number in range(80)], apt=["git"], env={"A": "1"})
-    best = min(_seconds(image) for _ in range(20))
-    assert best < 0.005
-
-
-def _seconds(image: Image) -> float:
-    start = perf_counter()
-    compiled(image)
-    return perf_counter() - start
 
 
 def test_a_python_is_brought_where_the_base_has_another() -> None:
