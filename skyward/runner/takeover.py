@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyward.model.instance import ENV_VAR, SETTINGS_VAR, WORK_FOLDER
+from skyward.model.instance import WORK_FOLDER
 from skyward.runner.children import Child
 from skyward.runner.clients import Client
 from skyward.system import threading
@@ -15,7 +15,6 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, encode
 
 _KILLED_S = 5.0  # how long killed processes may take to end
-_OF_EACH_CLIENT = (ENV_VAR, SETTINGS_VAR)  # running workers are sent the place; the settings are for the agent
 
 
 class Takeover:
@@ -43,11 +42,11 @@ class Takeover:
     ) -> None:
         self._changed, self._children, self._clean = changed, children, clean
         self._set_lease, self._fail = set_lease, fail
-        self.is_kept = False
+        self.is_kept = False  # no worker runs until the next client takes the node
         self._holder: Client | None = None  # stays when it disconnects: only KEEP leaves the node to another
-        self._resetting = False  # whether all workers are being ended; the code that sets it calls `_reset`
+        self._is_leaving = False  # from KEEP until the workers have ended
         self._stopped = False
-        self._ended: set[int] = set()  # workers that have ended during the reset
+        self._ended: set[int] = set()  # workers that have ended since KEEP
 
     def take(self, client: Client, order: Mapping[str, Any], move: Callable[[str], None]) -> None:
         """Assign the node to a client, and send it the workers' addresses once they listen. Blocks until then.
@@ -63,12 +62,10 @@ class Takeover:
         with self._changed:
             if self._stopped:
                 return
-            if self._holder is not None or self._resetting:
+            if self._holder is not None or self._is_leaving:
                 client.post(Frame(Kind.TAKEN, 0, encode({"refused": "another client has the node, or had it last"})))
                 return
-            self._resetting = differs = environment is not None and _essence(environment) != _essence(os.environ)
-            self._holder, self.is_kept = client, False
-            self._set_lease(lease_s)
+            self._holder = client
             if environment is not None:
                 os.environ.clear()
                 os.environ.update(environment)
@@ -77,13 +74,11 @@ class Takeover:
         except BaseException:
             with self._changed:
                 self._holder = None
-                self._allow_starts()
             raise
-        if differs and not self._reset(0.0):
-            return
         with self._changed:
-            if differs:
-                self._allow_starts()
+            self._set_lease(lease_s)
+            self.is_kept = False
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._holder is not client or self._stopped or self._all_listen())
             if self._holder is client and not self._stopped:
                 workers = [[child.start.generation, child.address] for child in self._children()]
@@ -98,20 +93,33 @@ class Takeover:
         with self._changed:
             if self._holder is not client:
                 raise ValueError("KEEP from a client that does not have the node")
-            self._holder, self._resetting = None, True
+            self._holder, self._is_leaving = None, True
+            self._ended.clear()
 
     def keep(self, client: Client, keep_s: float, grace_s: float) -> None:
-        """End the previous client's workers, notify that client, and start fresh workers for the next one."""
-        if self._reset(grace_s):
-            with self._changed:
-                self.is_kept = True
-                self._set_lease(keep_s)
-                self._allow_starts()
-                client.post(Frame(Kind.KEPT, 0))
+        """End the previous client's workers within the grace period, clean up, and notify that client."""
+        with self._changed:
+            children = tuple(self._children())
+        if grace_s > 0:
+            for child in children:
+                child.ask_exit(grace_s)
+            self._wait_ended(len(children), grace_s)
+        for child in children:
+            child.kill()
+        problem = "" if self._wait_ended(len(children), _KILLED_S) else "its workers do not end."
+        if problem := problem or self._clean():
+            self._fail(f"what its last client left cannot be removed: {problem}")
+            return
+        with self._changed:
+            self.is_kept, self._is_leaving = True, False
+            for child in children:
+                child.address = None
+            self._set_lease(keep_s)
+            client.post(Frame(Kind.KEPT, 0))
 
     def wait_start(self, worker: int) -> None:
-        """Block while all workers are being ended: none may be restarted before that. Called with the lock held."""
-        while self._resetting and not self._stopped:
+        """Block until a client takes the node if the last one has left it. Called with the lock held."""
+        while (self._is_leaving or self.is_kept) and not self._stopped:
             self._ended.add(worker)
             self._changed.notify_all()
             self._changed.wait()
@@ -123,30 +131,6 @@ class Takeover:
 
     def _all_listen(self) -> bool:
         return all(child.address for child in self._children())
-
-    def _allow_starts(self) -> None:
-        """Allow workers to be started again. Called with the lock held."""
-        for child in self._children() if self._resetting else ():
-            child.address = None  # nothing listens there until the fresh worker does
-        self._resetting = False
-        self._ended.clear()
-        self._changed.notify_all()
-
-    def _reset(self, grace_s: float) -> bool:
-        """End all workers within the grace period, then clean up; return False if the node is ending."""
-        with self._changed:
-            children = tuple(self._children())
-        if grace_s > 0:
-            for child in children:
-                child.ask_exit(grace_s)
-            self._wait_ended(len(children), grace_s)
-        for child in children:
-            child.kill()
-        problem = "" if self._wait_ended(len(children), _KILLED_S) else "its workers do not end."
-        problem = problem or self._clean()
-        if problem:
-            self._fail(f"what its last client left cannot be removed: {problem}")
-        return not problem and not self._stopped
 
     def _wait_ended(self, count: int, timeout_s: float) -> bool:
         with self._changed:
@@ -167,11 +151,6 @@ def _checked(environment: object) -> dict[str, str] | None:
         if not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
             raise ValueError(f"the environment has {name!r}, which no process can have")
     return environment
-
-
-def _essence(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a process must have from its start."""
-    return {name: value for name, value in environment.items() if name not in _OF_EACH_CLIENT}
 
 
 def cleaner(reset: str, run_dir: Path) -> Callable[[], str]:

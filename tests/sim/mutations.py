@@ -207,8 +207,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a group is made again for ever",
         GROUP,
-        '            self._broken = ""\n            return True',
-        "            return True",
+        'self._draining, self._broken = 0, ""',
+        "self._draining = 0",
     ),
     Mutant("a lost rank breaks nothing up", GROUP, "if self.collective and self._open and not ours:", "if False:"),
     Mutant(
@@ -220,8 +220,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "ranks made again are not used",
         GROUP,
-        "self._dispatcher.resume([worker for _, worker in self._entering.values()])",
-        "self._entering.values()",
+        "self._dispatcher.resume([worker for _, worker in entering])",
+        "str(entering)",
     ),
     Mutant(
         "calls begin while ranks are ended",

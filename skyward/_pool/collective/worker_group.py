@@ -8,6 +8,7 @@ together again, and then the waiting calls are sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from skyward._pool.background import Timers
 from skyward._pool.collective.diagnosis import is_noticed
@@ -18,7 +19,7 @@ from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.signals import LISTEN_S
-from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
+from skyward.errors import PluginError, PoolClosedError, PoolError, WorkerLostError
 from skyward.system import threading, time
 from skyward.system.futures import Future, InvalidStateError
 
@@ -47,24 +48,24 @@ class WorkerGroup:
         self._size = worker.processes * settings.nodes.desired
         self._table, self._dispatcher, self._setup, self._clock = table, dispatcher, setup, clock
         self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
-        self._changed = threading.Condition()
+        self._changed = table.changed  # guards the attributes below
         self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, but not set up
         self._lost_alone: set[int] = set()  # ranks lost before the pool was collective, replaced individually
-        self._entering: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: being set up
         self._ended: set[WorkerClient] = set()  # workers that the group itself has ended
         self._under_way: dict[Abort, None] = {}  # running calls on all ranks
         self._broken = ""  # why the group has to be restarted
+        self._restarting: threading.Thread | None = None
         self._suspended = False  # whether a restart waits for an absent node
         self._draining = 0  # nodes about to be removed; meanwhile no call on all ranks starts
-        self._open = self._restarting = self._given_up = self._closed = False
+        self._open = self._closed = False
 
     def open(self) -> None:
         """Start watching the group, after all ranks have been set up for the first time."""
         with self._changed:
             self._open = True
-            early = "one of them had ended" if self.collective and self._fresh else ""
+            early = self.collective and bool(self._fresh)
         if early:
-            self.restart(early)
+            self.restart("one of them had ended")
 
     # events -----------------------------------------------------------------------------------------------------
 
@@ -102,11 +103,6 @@ class WorkerGroup:
         self._setup.enter([(node, worker) for worker in workers], self._clock)
         for worker in workers:
             self._dispatcher.add(worker)
-
-    def node_given_up(self) -> None:
-        """Wake waiting threads after a node was given up; the table has the reason."""
-        with self._changed:
-            self._changed.notify_all()
 
     def drain_node(self, node: NodeClient, left_s: Callable[[], float]) -> None:
         """Stop sending calls to a node that is about to be removed.
@@ -203,89 +199,76 @@ class WorkerGroup:
         with self._changed:
             self._broken = self._broken or reason
             self._lost_alone.clear()
-            if self._restarting or self._closed:
+            if self._restarting is not None or self._closed:
                 return
-            self._restarting = True
+            self._restarting = thread = threading.Thread(target=self._restart, name="skyward-restart", daemon=True)
         self._dispatcher.rest()
-        threading.Thread(target=self._restart, name="skyward-restart", daemon=True).start()
+        thread.start()
 
     def close(self) -> bool:
         """Stop restarting ranks; return whether workers may be in the middle of their set-up."""
         with self._changed:
             self._closed = True
-            waiting = [node.setups[worker.rank] for node, worker in self._entering.values()]
             self._changed.notify_all()
-        for setup in waiting:
-            try:
-                setup.set_exception(PoolClosedError("The pool was closed while its ranks were set up."))
-            except InvalidStateError:
-                pass  # it has just ended
-        return self._restarting or self._given_up
+        for node in self._table.alive if self._restarting is not None else ():
+            for setup in tuple(node.setups.values()):
+                with suppress(InvalidStateError):  # it has ended
+                    setup.set_exception(PoolClosedError("The pool was closed while its ranks were set up."))
+        return self._restarting is not None
 
     # in a separate thread --------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
-        reason, attempt = "", 0
-        try:
-            while self._broken and not self._closed:
-                reason, attempt = self._broken, attempt + 1
-                self._dispatcher.rest()
-                self._abort_calls(reason)
-                self._end_all()
-                if not self._await_all():
-                    return
-                try:
-                    self._setup.enter(list(self._entering.values()), self._clock)
-                except (WorkerLostError, PluginError) as error:
-                    if attempt == _ATTEMPTS or not _follows_a_loss(error):
-                        raise
-                    self._broken = self._broken or str(error)
+        attempt = 0
+        while True:
+            with self._changed:
+                if self._closed:
+                    return  # `close` is told that workers may be in the middle of their set-up
                 if not self._broken:
-                    self._dispatcher.resume([worker for _, worker in self._entering.values()])
-        except SkywardError as error:
-            if self._table.absent or isinstance(error, _NodeAbsentError):
-                self._suspend(reason)
-            else:
-                self._give_up(reason, error)
-        finally:
-            self._finish()
+                    self._restarting = None
+                    return
+                reason, attempt = self._broken, attempt + 1
+                calls = tuple(self._under_way)
+            self._dispatcher.rest()
+            for abort in calls:
+                abort(reason)
+            self._end_all()
+            try:
+                entering = self._await_all()
+                self._setup.enter(entering, self._clock)
+            except Exception as error:  # also of a plugin's hook: calls must not wait for ranks that do not come
+                if self._table.absent:
+                    self._suspend(reason)
+                elif attempt == _ATTEMPTS or not _follows_a_loss(error):
+                    self._give_up(reason, error)
+                else:
+                    self._broken = self._broken or str(error)
+                continue
+            if not self._broken:
+                attempt = 0
+                self._dispatcher.resume([worker for _, worker in entering])
 
     def _suspend(self, reason: str) -> None:
         """Make calls fail as long as a node is absent that could not be replaced so far."""
         with self._changed:
             text = self._table.absent
-            if not text:
-                self._broken = self._broken or reason  # it has just arrived; try again
             if self._closed or not text:
+                self._broken = self._broken or reason  # it has just arrived; try again
                 return
             self._suspended, self._broken = True, ""
         refusal = f"The ranks of this pool are to be started afresh, because {reason}, but that needs all nodes: {text}"
         self._dispatcher.suspend(PoolError(refusal))
 
-    def _finish(self) -> None:
-        with self._changed:
-            again = bool(self._broken) and not self._closed
-            self._restarting = False
-            self._entering = {}
-        if again:
-            self.restart(self._broken)
-
-    def _give_up(self, reason: str, error: SkywardError) -> None:
+    def _give_up(self, reason: str, error: Exception) -> None:
         with self._changed:
             if self._closed:
                 return
-            self._closed = self._given_up = True
+            self._closed = True
             self._changed.notify_all()
         text = f"The ranks of this pool were to be started afresh, because {reason}, but that failed: {error}"
         refusal = PoolError(f"{text}\nClose the pool and open another one.")
         refusal.__cause__ = error
         self._dispatcher.close(refusal)
-
-    def _abort_calls(self, reason: str) -> None:
-        with self._changed:
-            calls = tuple(self._under_way)
-        for abort in calls:
-            abort(reason)
 
     def _end_all(self) -> None:
         """End all workers except fresh ones at the same time, since each would report the end of its peers.
@@ -312,41 +295,35 @@ class WorkerGroup:
         running = self._dispatcher.load.held(worker)[: worker.slots]
         return any(not task.fails_together and task.stopping is None for task in running)
 
-    def _await_all(self) -> bool:
-        """Wait until every rank has a new process and no old one; return False if the pool is closed first.
+    def _await_all(self) -> list[tuple[NodeClient, WorkerClient]]:
+        """Wait until every rank has a new process and no old one, and return these.
 
         Raises:
-            PoolError: a node was lost and could not be replaced.
+            PoolError: the pool was closed, or a node was lost and could not be replaced.
             PluginError: a rank did not return in time.
         """
         with self._changed:
             while not self._all_here():
-                if absent := self._table.absent:
-                    raise _NodeAbsentError(absent)
-                in_time = self._changed.wait_for(lambda: self._all_here() or self._table.absent, self._limit_s)
+                in_time = self._changed.wait_for(
+                    lambda: self._all_here() or self._closed or self._table.absent, self._limit_s
+                )
+                if self._closed or (absent := self._table.absent):
+                    raise PoolError("The pool was closed." if self._closed else absent)
                 if not in_time and not self._table.is_starting:
                     missing = ", ".join(map(str, sorted(set(range(self._size)) - self._fresh.keys())))
                     raise PluginError(f"Rank {missing} did not come back within {self._limit_s:g} s.")
-            if self._closed:
-                return False
-            self._draining = 0
-            self._changed.notify_all()
-            self._entering, self._fresh = dict(sorted(self._fresh.items())), {}
+            entering = [self._fresh[rank] for rank in sorted(self._fresh)]
+            self._draining, self._broken = 0, ""
+            self._fresh.clear()
             self._ended.clear()
-            self._broken = ""
-            return True
+            self._changed.notify_all()
+            return entering
 
     def _all_here(self) -> bool:
-        if self._closed:
-            return True
         here = [worker for _, worker in self._fresh.values() if worker.alive and not worker.hung_up]
         return len(here) == self._size and not any(worker.alive for worker in self._ended)
 
 
-class _NodeAbsentError(PoolError):
-    """A node was lost and could not be replaced so far."""
-
-
-def _follows_a_loss(error: SkywardError) -> bool:
+def _follows_a_loss(error: Exception) -> bool:
     """Return whether a set-up failed because a rank ended: by the loss itself, or by an error that it caused."""
     return isinstance(error, WorkerLostError) or is_noticed(error)

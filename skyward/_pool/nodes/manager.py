@@ -229,7 +229,6 @@ class NodeManager:
                 self._table.changed.notify_all()
             self._tell(" ".join(slot.absent.split()))
             self._dispatcher.give_up(self._settings.worker.ranks_of_node(slot.index), slot.absent)
-            self._group.node_given_up()
         return True
 
     def _end(self, how: str) -> None:
