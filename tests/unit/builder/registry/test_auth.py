@@ -11,12 +11,11 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.exceptions import ClientError
 
 from skyward.builder.registry.auth import (
     Credentials,
     ensure_repository,
-    is_ecr,
     login,
     logins_for,
     registry_credentials,
@@ -180,20 +179,6 @@ def ecr(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> Ec
     return made
 
 
-@pytest.mark.parametrize(
-    ("registry", "expected"),
-    [
-        (ECR, True),
-        ("123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn", True),
-        (f"{ECR}.example.com", False),
-        ("public.ecr.aws", False),
-    ],
-)
-def test_which_registries_are_amazons(registry: str, expected: bool) -> None:
-    """By the form of the whole name."""
-    assert is_ecr(registry) == expected
-
-
 def test_a_token_of_aws(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is requested where there is no login, and its repository is created."""
     aws = ecr(monkeypatch)
@@ -207,12 +192,9 @@ def test_a_token_of_aws(configure: Configure, monkeypatch: pytest.MonkeyPatch) -
     ensure_repository(parse_reference(f"{ECR}/team/sky:1"))
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [ClientError({"Error": {"Code": "AccessDeniedException"}}, "GetAuthorizationToken"), NoCredentialsError()],
-)
-def test_a_refusal_of_aws(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+def test_a_refusal_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error quotes AWS and names the permission."""
+    failure = ClientError({"Error": {"Code": "AccessDeniedException"}}, "GetAuthorizationToken")
     ecr(monkeypatch, failure)
     with pytest.raises(RegistryError) as caught:
         registry_credentials(ECR)
