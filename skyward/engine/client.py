@@ -17,14 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from skyward.engine.address import EngineAddress, check_alive, find_engine
-from skyward.engine.container import (
-    Container,
-    ContainerSpec,
-    Watch,
-    attach,
-    create,
-    wanted_limits,
-)
+from skyward.engine.container import LIMITS, Container, ContainerSpec, Watch, attach, create
 from skyward.engine.failures import LimitRefusedError, engine_call
 from skyward.errors import EngineError
 
@@ -44,10 +37,10 @@ class Engine:
         is_podman: whether it is Podman's, which has the same interface.
     """
 
-    def __init__(self, address: EngineAddress, pid: int | None, limits: Mapping[str, int] | None = None) -> None:
+    def __init__(self, address: EngineAddress, *, is_here: bool = True) -> None:
         from docker.api.client import APIClient
 
-        self.url, self._path, self._pid = address.url, address.path, pid
+        self.url, self._path, self._is_here = address.url, address.path, is_here
         with engine_call("say its version", self.url):
             with _client(APIClient, address, "1.41") as first:
                 about = first.version(api_version=False)
@@ -59,8 +52,7 @@ class Engine:
                     f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."
                 )
             self._api = _client(APIClient, address, about["ApiVersion"])
-        self._limits = wanted_limits(pid) if limits is None else limits
-        self._is_here = limits is None
+        self._limits = LIMITS
 
     @classmethod
     def connect(cls, base_url: str | None = None) -> Engine:
@@ -74,18 +66,18 @@ class Engine:
         pid = _knock(address)
         with _engines_lock:
             if (address.url, pid) not in _engines:
-                _engines[address.url, pid] = cls(address, pid)
+                _engines[address.url, pid] = cls(address)
             return _engines[address.url, pid]
 
     @classmethod
-    def at(cls, address: EngineAddress, limits: Mapping[str, int]) -> Engine:
-        """Return the engine of another machine at a socket here that leads to it, with these limits to request.
+    def at(cls, address: EngineAddress) -> Engine:
+        """Return the engine of another machine at a socket here that leads to it.
 
         Raises:
             EngineError: it is too old.
             EngineMissingError: it does not answer.
         """
-        return cls(address, None, limits)
+        return cls(address, is_here=False)
 
     @cached_property
     def is_rootless(self) -> bool:
@@ -118,18 +110,18 @@ class Engine:
     def run(self, spec: ContainerSpec) -> Container:
         """Create and start a container; if anything fails, none remains.
 
-        Limits that the engine may not set are dropped one by one, for all later containers too.
+        Limits that the engine may not set are dropped, for all later containers too.
         """
         while True:
             limits = self._limits
             try:
-                container = self._run(spec, limits)
+                return self._run(spec, limits)
             except LimitRefusedError as refusal:
-                if refusal.limit not in limits:
+                if not limits:
                     raise
-                self._limits = {name: value for name, value in self._limits.items() if name != refusal.limit}
-                continue
-            return container
+                # Podman requests a limit of its own, nproc, if a container has others
+                kept = self._limits if refusal.limit in limits else {}
+                self._limits = {name: value for name, value in kept.items() if name != refusal.limit}
 
     def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Return the containers in any state, or in one, with all the given labels (`name` or `name=value`)."""

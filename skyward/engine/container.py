@@ -1,12 +1,8 @@
-"""Containers: their specification, limits, GPUs and shared memory; their creation, output and ends.
-
-An engine may not be able to set all limits; which ones it can is read from its process, and learnt from refusals.
-"""
+"""Containers: their specification, limits, GPUs and shared memory; their creation, output and ends."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,11 +17,10 @@ ACCOUNTS = "/etc/passwd"
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _OUT_OF_MEMORY_NEWS_S = 0.5  # time after SIGKILL in which the engine may report out of memory
 _SIGKILLED = 137
-UNLIMITED = -1
-_CAP_SYS_RESOURCE = 24
-_STACK_BYTES = 64 * 1024**2
-# some programs close every possible descriptor at start, so not more than usual systems allow
-_MOST_FILES = 1024 * 1024
+# Limits to request from engines, each for soft and hard: unlimited locked memory (pinned and RDMA buffers of GPU
+# frameworks), a stack of 64 MiB (deep native recursion in kernel compilers), and as many files as usual systems allow
+# (data loaders pass tensors by descriptor; some programs close every possible one at start, so not more).
+LIMITS: Mapping[str, int] = MappingProxyType({"memlock": -1, "stack": 64 * 1024**2, "nofile": 1024 * 1024})
 _GIB = 1024**3
 
 
@@ -71,43 +66,6 @@ class ContainerSpec:
     sees_processes: bool = False
 
 
-def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping[str, int]:
-    """Return the limits to request from an engine, by name, each for soft and hard.
-
-    They are unlimited locked memory (pinned and RDMA buffers of GPU frameworks), a stack of 64 MiB (deep native
-    recursion in kernel compilers), and as many files as the engine itself may open (data loaders pass tensors by
-    descriptor). Limits that the engine's process visibly cannot set are left out.
-
-    Args:
-        engine_pid: process of the engine; None if unknown, in which case refusals show the limits.
-        proc: mount point of the process file system.
-    """
-    try:
-        status = (proc / str(engine_pid) / "status").read_text()
-        table = (proc / str(engine_pid) / "limits").read_text()
-    except OSError:
-        status = table = ""
-    return limits_by(status, table)
-
-
-def limits_by(status: str, table: str) -> Mapping[str, int]:
-    """Return the same from the files `status` and `limits` of an engine's process in /proc, "" if unknown."""
-    wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
-    if not table:
-        return MappingProxyType(wanted)
-    files = _hard_limit(table, "Max open files")
-    if files != UNLIMITED:
-        wanted["nofile"] = min(files, _MOST_FILES)
-    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    may_raise = capabilities is None or int(capabilities[1], 16) >> _CAP_SYS_RESOURCE & 1
-    if not may_raise and _hard_limit(table, "Max locked memory") != UNLIMITED:
-        del wanted["memlock"]
-    processes = _hard_limit(table, "Max processes")
-    if not may_raise and processes != UNLIMITED:
-        wanted["nproc"] = processes  # Podman requests 4,194,304 if a container has other limits but not this one
-    return MappingProxyType(wanted)
-
-
 def shm_bytes(memory_bytes: int | None) -> int:
     """Return the size of a node's /dev/shm: half of the memory it may use, at most 64 GiB.
 
@@ -116,11 +74,6 @@ def shm_bytes(memory_bytes: int | None) -> int:
     """
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(memory // 2, 64 * _GIB)
-
-
-def _hard_limit(table: str, name: str) -> int:
-    row = re.search(rf"^{name}\s+\S+\s+(\S+)", table, re.MULTILINE)
-    return UNLIMITED if row is None or row[1] == "unlimited" else int(row[1])
 
 
 def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skyward.engine import Engine
-from skyward.engine.container import limits_by
 from skyward.errors import EngineError, SkywardError
 from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost
@@ -83,7 +82,7 @@ class Machine:
     @cached_property
     def engine(self) -> Engine:
         """Its engine."""
-        return Engine.at(self.engine_address, limits_by(self.facts.status, self.facts.limits))
+        return Engine.at(self.engine_address)
 
     @cached_property
     def info(self) -> Mapping[str, Any]:

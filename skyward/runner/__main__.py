@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from skyward.errors import ConfigError, explained
@@ -29,6 +31,10 @@ def main() -> int:
     except ConfigError as error:
         print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for the program that started this node
         return EXIT_CONFIG
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # of macOS, whose kernel allows fewer than it says
+        files = min(most, 1 << 20) if most > 0 else 1 << 20  # data loaders pass tensors by descriptor
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
     children = [
         Child(
             WorkerStart(

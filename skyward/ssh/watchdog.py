@@ -46,8 +46,6 @@ class Facts:
         user: user and group id of the SSH session.
         gpus: driver version and name of each NVIDIA GPU.
         toolkit: path of the NVIDIA Container Toolkit; "" if there is none.
-        status: the kernel's status of the engine's process, with its capabilities; "" if unknown.
-        limits: the resource limits of that process.
     """
 
     address: str
@@ -59,8 +57,6 @@ class Facts:
     user: tuple[int, int] = (0, 0)
     gpus: tuple[tuple[str, str], ...] = ()
     toolkit: str = ""
-    status: str = ""
-    limits: str = ""
 
 
 class Watchdog:
@@ -223,6 +219,4 @@ def _facts(lines: Mapping[str, Sequence[str]]) -> Facts:
         user=(int(user or 0), int(group or 0)),
         gpus=tuple((driver.strip(), name.strip()) for driver, name in gpus),
         toolkit=one("toolkit"),
-        status=one("status"),
-        limits="\n".join(lines.get("limit", ())),
     )

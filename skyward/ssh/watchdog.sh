@@ -20,11 +20,6 @@ nvidia-smi --query-gpu=driver_version,name --format=csv,noheader 2>/dev/null | w
     say fact gpu "$gpu"
 done
 say fact toolkit "$(command -v nvidia-container-runtime-hook || command -v nvidia-ctk)"
-pidfile=${sock%.sock}.pid
-if [ -f "$pidfile" ] && daemon=$(head -c 20 "$pidfile" 2>/dev/null) && number "$daemon"; then
-    say fact status "$(grep CapEff "/proc/$daemon/status" 2>/dev/null)"
-    while read -r limit; do say fact limit "$limit"; done 2>/dev/null <"/proc/$daemon/limits"
-fi
 say facts
 
 mine() {  # whether a path is a directory of this user and no link, in which nobody else can write

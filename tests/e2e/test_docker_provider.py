@@ -201,7 +201,7 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
     """Limits an engine may not grant are given up once; what follows does not ask again."""
     engine = Engine.connect()
     before = engine._limits
-    engine._limits = {**before, "memlock": -1, "nofile": 2**30, "stack": 67108864}
+    engine._limits = {"memlock": -1, "nofile": 2**30, "stack": 67108864}
     try:
         for number in range(2):
             spec = ContainerSpec(
@@ -212,10 +212,9 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
             )
             assert b"".join(engine.run(spec).output()) == b"here\n"
             assert engine._limits["stack"] == 67108864
-        granted = dict(engine._limits)
+        assert "nofile" not in engine._limits
     finally:
         engine._limits = before
-    assert set(granted) >= set(before) - {"nofile"}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK forgets sockets that could not connect
