@@ -7,15 +7,10 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from skyward.errors import ConfigError
-
-if TYPE_CHECKING:
-    from skyward.model.rights import Rights
-
 
 _PROGRAM = '''\
 """The mean of many rows, each node taking a part: `python main.py`."""
@@ -66,14 +61,13 @@ def test_all_parts() -> None:
 
 
 _FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
-_NODE_IMAGE = "skyward:node"  # default of SKYWARD_IMAGE: the image of nodes that no pool starts
 _NODE_DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; `build` builds from it
 _TEMPLATE = """\
-# {nodes} and a registry, written by `skyward compose {options}`. Change the command, not this file.
+# {nodes} and a registry, written by `skyward compose {options}`.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
 # No secret is in it: a pool hands its key to its nodes through the Docker engine.
 x-node: &node
-  image: ${{SKYWARD_IMAGE:-{image}}}
+  image: ${{SKYWARD_IMAGE:-skyward:node}}
 {build}\
   command: {command}
   environment:
@@ -81,7 +75,10 @@ x-node: &node
   labels:
     skyward.pool: ${{SKYWARD_POOL:-standby}}
     skyward.user: ${{SKYWARD_USER:-}}
-{gpus}{rights}  working_dir: {work_dir}
+{gpus}  user: {user}
+  cap_drop: [ALL]
+  security_opt: ["no-new-privileges:true"]
+  working_dir: {work_dir}
   init: true
   shm_size: 1gb
 
@@ -149,91 +146,46 @@ def init(folder: Path) -> int:
 
 @click.command()
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many nodes.")
-@click.option("--image", default=_NODE_IMAGE, show_default=True, help="What nodes run that no pool brings up.")
 @click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
-@click.option("--user", help="Whom functions run as, in place of the image's own user: 'app', '1000:100'.")
-@click.option("--privileges", help="Capabilities that they can have, as 'SYS_PTRACE,NET_ADMIN', or 'default'.")
-@click.option("--build", metavar="FOLDER", help="Have compose build that image from this clone of skyward.")
-def compose(
-    nodes: int,
-    image: str,
-    gpus: int | None,
-    user: str | None,
-    privileges: str | None,
-    build: str | None,
-) -> int:
+@click.option("--build", metavar="FOLDER", help="Have compose build the nodes' image from this clone of skyward.")
+def compose(nodes: int, gpus: int | None, build: str | None) -> int:
     """Print a compose file that brings up nodes for pools.
 
     `skyward compose --nodes 3 > compose.yaml` writes it. A pool with provider=sky.Compose("compose.yaml")
     brings it up and down by itself, or takes its nodes while it is up.
     """
-    from skyward.builder.registry.reference import parse_reference
-    from skyward.model.rights import DEFAULT, Rights
-
-    parse_reference(image)
     if build is not None and not (Path(build) / _NODE_DOCKERFILE).is_file():
         raise ConfigError(f"--build names a clone of skyward; {build} has no {_NODE_DOCKERFILE}.")
-    wanted = privileges if privileges == DEFAULT else [each for each in (privileges or "").split(",") if each]
-    rights = Rights.of("skyward compose", user, wanted)
-    click.echo(compose_file(nodes, image, gpus or 0, build, rights), nl=False)
+    click.echo(compose_file(nodes, gpus or 0, build), nl=False)
     return 0
 
 
-def compose_file(
-    nodes: int, image: str = _NODE_IMAGE, gpus: int = 0, build: str | None = None, rights: Rights | None = None
-) -> str:
+def compose_file(nodes: int, gpus: int = 0, build: str | None = None) -> str:
     """Return the text of a compose file with nodes and a registry.
 
     Args:
         nodes: number of nodes.
-        image: image of nodes that no pool starts.
         gpus: number of NVIDIA GPUs reserved for each node; they are assigned in the machine's order.
-        build: directory of a clone of skyward, from which compose builds a missing `image`; None if the image is made
+        build: directory of a clone of skyward, from which compose builds a missing image of nodes; None if it is made
             elsewhere.
-        rights: the user that functions run as, and their capabilities; None for the images' user and no capabilities.
     """
-    from skyward.model.rights import WORK_DIR, Rights
+    from skyward.model.rights import ACCOUNT_ID, WORK_DIR
     from skyward.nodes.container import COMMAND
+    from skyward.providers.compose_project import USER_VAR
 
-    rights = rights or Rights()
     given = {"--nodes": str(nodes)}
-    given |= {"--image": image} if image != _NODE_IMAGE else {}
     given |= {"--gpus": str(gpus)} if gpus else {}
     given |= {"--build": build} if build else {}
-    given |= {"--user": rights.user} if rights.user else {}
-    given |= {"--privileges": _listed(rights)} if rights.privileges else {}
     return _TEMPLATE.format(
         nodes=f"{nodes} node{'s' * (nodes != 1)}",
         options=shlex.join(word for pair in given.items() for word in pair),
-        image=image,
         build=_BUILD.format(context=json.dumps(build), dockerfile=_NODE_DOCKERFILE) if build else "",
         command=json.dumps([COMMAND[0], "-m", "skyward.runner.entry.standby"]),
         work_dir=WORK_DIR,
-        rights=_rights(rights),
+        user=json.dumps(f"${{{USER_VAR}:-{ACCOUNT_ID}:{ACCOUNT_ID}}}"),
         gpus=f'    skyward.gpus: "{gpus}"\n' if gpus else "",
         services=_services(nodes, gpus),
     )
-
-
-def _rights(rights: Rights) -> str:
-    """Return the lines for user and capabilities: no capabilities can be used or gained beyond those requested."""
-    from skyward.model.rights import ACCOUNT_ID, DEFAULT
-    from skyward.providers.compose_project import USER_VAR
-
-    lines = [f"user: {json.dumps(rights.user or f'${{{USER_VAR}:-{ACCOUNT_ID}:{ACCOUNT_ID}}}')}"]
-    if rights.privileges != DEFAULT:
-        lines.append("cap_drop: [ALL]")
-        if rights.privileges:
-            lines.append(f"cap_add: [{', '.join(rights.privileges)}]")
-        else:
-            lines.append('security_opt: ["no-new-privileges:true"]')
-    return "".join(f"  {line}\n" for line in lines)
-
-
-def _listed(rights: Rights) -> str:
-    from skyward.model.rights import DEFAULT
-
-    return rights.privileges if rights.privileges == DEFAULT else ",".join(rights.privileges)
 
 
 def _services(nodes: int, gpus: int) -> str:

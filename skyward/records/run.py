@@ -26,7 +26,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -433,21 +433,20 @@ def prune(*, kept_bytes: int = KEPT_BYTES) -> None:
         kept_bytes: limit for all records together.
     """
     total = 0
-    for written, size, run in sorted(_ended(), reverse=True):
-        total += size
-        if time.time() - written > KEPT_S or total > kept_bytes:
+    for written, run in sorted(((_written(run), run) for run in runs_folder().glob("*")), reverse=True):
+        if is_held(run):
+            continue
+        facts = RunFacts.of(run)
+        # a pointer without the record of its run: that may still run elsewhere
+        is_known = facts is not None and (facts.is_collected or not facts.record.is_pointer)
+        with suppress(OSError):  # removed meanwhile
+            total += sum(path.lstat().st_size for path in run.rglob("*")) if is_known else 0
+        if time.time() - written > KEPT_S or (is_known and total > kept_bytes):
             shutil.rmtree(run, ignore_errors=True)
 
 
-def _ended() -> Iterator[tuple[float, int, Path]]:
-    """Yield when anything of each ended run was last written, its bytes, and its directory."""
-    for run in runs_folder().glob("*"):
-        if not run.is_dir() or is_held(run):
-            continue
-        facts = RunFacts.of(run)
-        with suppress(OSError):  # removed meanwhile
-            parts = [Path(folder, name).lstat() for folder, _, names in os.walk(run) for name in names]
-            written = max(each.st_mtime for each in (*parts, run.stat()))
-            is_unknown = facts is None or (facts.record.is_pointer and not facts.is_collected)
-            if not is_unknown or time.time() - written > KEPT_S:
-                yield written, sum(each.st_size for each in parts), run
+def _written(run: Path) -> float:
+    for path in (run / RUN_FILE, run):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0
