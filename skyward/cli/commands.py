@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -75,8 +74,6 @@ STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (JournalError, 10),
     (CheckpointError, 11),
 )
-_DEBUG = "--debug"
-_GARBAGE = 50_000  # with the default of 700, garbage collection during imports takes a sixth of a no-op's time
 
 
 class _Commands(click.Group):
@@ -102,20 +99,15 @@ def cli(debug: bool) -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run the command line and return its exit status; a SkywardError becomes a message on standard error."""
-    ours = _ours(words)
-    debug = _DEBUG in words[:ours]
-    before = gc.get_threshold()
-    gc.set_threshold(_GARBAGE, *before[1:])
     try:
-        given = [*(word for word in words[:ours] if word != _DEBUG), *words[ours:]]
-        return int(cli.main(given, prog_name="skyward", standalone_mode=False) or 0)
+        return int(cli.main(list(words), prog_name="skyward", standalone_mode=False) or 0)
     except click.Abort:
         return _failed("Interrupted.", INTERRUPTED)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except SkywardError as error:
-        if debug:
+        if "--debug" in words[:1]:
             import traceback
 
             traceback.print_exception(error)
@@ -124,17 +116,6 @@ def run(words: Sequence[str]) -> int:
         # the reader has closed the pipe; without this, Python would report it again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    finally:
-        gc.set_threshold(*before)
-        gc.freeze()  # the interpreter collects garbage once more at exit, a tenth of a no-op's time
-
-
-def _ours(words: Sequence[str]) -> int:
-    """Return how many of the words are skyward's: those after `run` are the program's, those after `--` a command's."""
-    command = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
-    if words[command : command + 1] == ["run"]:
-        return command
-    return words.index("--") if "--" in words else len(words)
 
 
 def status_of(error: SkywardError) -> int:

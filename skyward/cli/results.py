@@ -24,7 +24,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import click
 
 from skyward.builder.events import readable
 from skyward.cli.main import INTERRUPTED
-from skyward.cli.output import show_table
+from skyward.cli.output import Row, show_rows
 from skyward.cli.runs import Printer, called, duration_text, host_options, seconds_of
 from skyward.errors import ConfigError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
@@ -42,7 +42,7 @@ from skyward.records.pools import runs_of_pool
 from skyward.records.run import Rental, RunFacts
 from skyward.runs.find import Run, find_run
 from skyward.runs.follow import collect, follow
-from skyward.runs.saved import SUFFIXES, shown
+from skyward.runs.saved import SUFFIXES
 from skyward.runs.there import FOLDERS
 
 _KILLED = "ended without a result: it was killed, or the machine was restarted"
@@ -221,7 +221,15 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
             found.refresh(*FOLDERS)
         values, files = (_files_in(found.folder / name) for name in FOLDERS)
         values = [each for each in values if each.suffix in SUFFIXES and not each.name.startswith(".")]
-        (_say_json if as_json else _say)(found, printer, values, files)
+        _say_end(found, printer, as_json=as_json)
+        for paths, row_of, columns in ((values, _value, _VALUES), (files, _file, _FILES)):
+            if paths:
+                rows = [
+                    {**row_of(path, found.folder), "run": found.name, "size": path.stat().st_size} for path in paths
+                ]
+                show_rows(rows, columns, as_json=as_json)
+        if not (values or files or as_json):
+            printer.note("it has saved no values (sky.save) and no files (sky.output_folder)")
         if into is not None:
             for path in (*values, *files):
                 target = into / path.relative_to(found.folder)
@@ -260,32 +268,33 @@ def give_back(run: str, rented: Rental, printer: Printer) -> None:
         printer.note(f"the machines of {run} at {rented.provider} are given back")
 
 
-def _say_json(run: Run, printer: Printer, values: Sequence[Path], files: Sequence[Path]) -> None:
+def _say_end(run: Run, printer: Printer, *, as_json: bool) -> None:
     facts = run.facts
-    reason = facts.reason or None
-    printer.event("state", phase=facts.phase, status=facts.status, ended=facts.ended, reason=reason)
-    for each in values:
-        kind = each.suffix.removeprefix(".")
-        known = {"value": json.loads(each.read_bytes(), parse_constant=str)} if kind == "json" else {}
-        printer.event("value", name=each.stem, kind=kind, size=each.stat().st_size, **known)
-    for each in files:
-        printer.event("file", path=each.relative_to(run.folder / "files").as_posix(), size=each.stat().st_size)
+    if as_json:
+        about = {"status": facts.status, "ended": facts.ended, "reason": facts.reason or None}
+        printer.event("state", phase=facts.phase, **about)
+    else:
+        about = {"running": f"still runs; {called(run, 'attach')} follows it. So far:", "killed": _KILLED}
+        printer.note(f"{run.name} {about.get(facts.phase) or _end_text(facts)}")
 
 
-def _say(run: Run, printer: Printer, values: Sequence[Path], files: Sequence[Path]) -> None:
-    facts = run.facts
-    about = {"running": f"still runs; {called(run, 'attach')} follows it. So far:", "killed": _KILLED}
-    printer.note(f"{run.name} {about.get(facts.phase) or _end_text(facts)}")
-    if not values and not files:
-        printer.note("it has saved no values (sky.save) and no files (sky.output_folder)")
-    if values:
-        rows = [("VALUE", "SIZE", "")]
-        for each in values:
-            text = shown(each)
-            text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-            rows.append((each.stem, readable(each.stat().st_size), text))
-        show_table(rows)
-    if files:
-        names = [each.relative_to(run.folder / "files").as_posix() for each in files]
-        sizes = [readable(each.stat().st_size) for each in files]
-        show_table([("FILE", "SIZE"), *zip(names, sizes, strict=True)])
+def _value(path: Path, _: Path) -> Row:
+    kind = path.suffix.removeprefix(".")
+    value = {"value": json.loads(path.read_bytes(), parse_constant=str)} if kind == "json" else {}
+    return {"event": "value", "name": path.stem, "kind": kind, **value}
+
+
+def _file(path: Path, folder: Path) -> Row:
+    return {"event": "file", "path": path.relative_to(folder / "files").as_posix()}
+
+
+def _shown(value: Row) -> str:
+    if value["kind"] != "json":
+        return "array" if value["kind"] == "npy" else "bytes"
+    text = json.dumps(value["value"], ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+_SIZE: dict[str, Callable[[Row], str]] = {"SIZE": lambda row: readable(row["size"])}
+_VALUES = {"VALUE": lambda row: str(row["name"]), **_SIZE, "": _shown}
+_FILES = {"FILE": lambda row: str(row["path"]), **_SIZE}

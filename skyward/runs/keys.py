@@ -33,12 +33,7 @@ say() { printf 'skyward-key %s\n' "$*"; }
 marks=${XDG_STATE_HOME:-$HOME/.local/state}/skyward/keys
 mkdir -p "$HOME/.ssh" "$marks"
 keys=$(readlink -f "$HOME/.ssh/authorized_keys")
-locked() {  # one at a time changes the file; a lock that somebody was killed with is passed over
-    tries=0
-    until mkdir "$marks/.lock" 2>/dev/null || [ $tries -ge 10 ]; do tries=$((tries + 1)); sleep 1; done
-    "$@"
-    rmdir "$marks/.lock" 2>/dev/null
-}
+locked() { ( flock 9; "$@" ) 9<"$marks"; }  # one at a time changes the file
 add() {
     [ ! -s "$keys" ] || [ -z "$(tail -c 1 "$keys")" ] || echo >>"$keys"
     printf '%s\n' "$2" >>"$keys" && : >"$marks/$1"

@@ -68,14 +68,6 @@ def output_folder() -> Path:
     return _folder("files", "sky.output_folder")
 
 
-def shown(path: Path) -> str:
-    """Return a short description of a saved value, for lists."""
-    if path.suffix == ".json":
-        with path.open("rb") as file:
-            return file.read(1024).decode("utf-8", "replace").strip()
-    return "array" if path.suffix == ".npy" else "bytes"
-
-
 def _folder(name: str, function: str) -> Path:
     if ENV_VAR in os.environ:
         raise PoolError(

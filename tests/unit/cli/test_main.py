@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -45,11 +46,8 @@ def test_every_command_of_the_table_has_help(name: str, capsys: pytest.CaptureFi
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """The overview names all commands."""
-    assert main(["--help"]) == 0
-    assert all(name in capsys.readouterr().out for name in ["Commands:"])
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"skyward {__version__}\n"
+    assert main(["--help"]) == main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith(f"skyward {__version__}\n")
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["build"], ["build", "--what"], ["image", "prune", "--keep", "x"]])
@@ -61,26 +59,20 @@ def test_a_wrong_command_line_is_status_2(words: list[str], capsys: pytest.Captu
     assert "Usage: skyward" in err
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that raises the error named by its argument."""
+def test_an_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, on standard error."""
 
     @click.command()
-    @click.argument("name")
-    def command(name: str) -> None:
-        raise {"interrupt": KeyboardInterrupt(), "plugin": errors.PluginError("It broke."), "bug": KeyError("x")}[name]
+    def command() -> None:
+        raise errors.PluginError("It broke.")
 
     monkeypatch.setitem(COMMANDS, "fail", "the test's")
-    monkeypatch.setattr(commands, "import_module", lambda _: type("module", (), {"command": command}))
-
-
-def test_an_error_is_one_sentence(failing: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """No traceback, on standard error."""
-    assert main(["fail", "plugin"]) == 3
+    monkeypatch.setattr(commands, "import_module", lambda _: SimpleNamespace(command=command))
+    assert main(["fail"]) == 3
     assert capsys.readouterr() == ("", "skyward: It broke.\n")
 
 
-@pytest.mark.parametrize("module", ["click", "skyward.cli.results", "skyward.runs.find"])
+@pytest.mark.parametrize("module", ["click", "skyward.runs.find"])
 def test_an_interrupt_while_a_command_is_loaded_has_no_traceback(module: str) -> None:
     """Whatever is imported at that moment."""
     code = (

@@ -44,15 +44,6 @@ def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
         assert staying.id in said
 
 
-def test_a_library_that_a_place_takes_and_that_is_missing_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other places are shown."""
-    monkeypatch.setattr("skyward.providers.cloud.provider.find_spec", lambda _: None)
-    assert main(["ps", "--at", "aws://us-east-1"]) == 6
-    assert "us-east-1 did not answer: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
-
-
 def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Cores and bytes of each, soon after the pool has opened."""
     with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
@@ -68,31 +59,14 @@ def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(each["memory"] > 1_000_000 for each in nodes if each.get("pool") == pool.id)
 
 
-def test_an_unknown_pool_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, since a name may be misspelt; the beginning of one ends nothing."""
-    with sky.ComputePool(sky.Local(), display="quiet") as pool:
-        assert main(["down", pool.id[:-1]]) == 1
-        assert f"There is no pool or run named {pool.id[:-1]}.\n" in capsys.readouterr().err
-        assert main(["ps"]) == 0
-        assert pool.id in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["down"], ["down", "--all", "deadbeef"]])
-def test_down_wants_pools_or_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither and both are mistakes."""
-    assert main(words) == 2
-    assert "`skyward ps` shows what there is" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [[""], ["deadbeef", " "]])
-def test_an_empty_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a variable of a shell that has no value; nothing else is ended then."""
+@pytest.mark.parametrize("words", [[], ["--all", "deadbeef"], [""], ["deadbeef", " "], ["--yes", "deadbeef"]])
+def test_down_wants_pools_or_all(words: list[str]) -> None:
+    """Neither and both are mistakes, and so is an empty name: a variable of a shell that has no value."""
     assert main(["down", *words]) == 2
-    assert "One of the names is empty" in capsys.readouterr().err
 
 
 def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object per line, and nothing else on standard output."""
+    """One object per line, and nothing else on standard output. The beginning of a name ends nothing."""
     with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
         assert main(["ps", "--json"]) == 0
         told = events(capsys.readouterr().out)
@@ -102,11 +76,10 @@ def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str
             ("node", "local", 0, "running"),
             ("node", "local", 1, "running"),
         ]
-        assert main(["down", pool.id, "deadbeef", "--json"]) == 1
-        assert events(capsys.readouterr().out) == [
-            {"event": "ended", "pool": pool.id, "where": "local", "nodes": 2},
-            {"event": "absent", "pool": "deadbeef"},
-        ]
+        assert main(["down", pool.id[:-1], "--json"]) == 1
+        assert events(capsys.readouterr().out) == [{"event": "absent", "pool": pool.id[:-1]}]
+        assert main(["down", pool.id, "--json"]) == 0
+        assert events(capsys.readouterr().out) == [{"event": "ended", "pool": pool.id, "where": "local", "nodes": 2}]
 
 
 @pytest.mark.parametrize("command", [["ps"], ["down", "deadbeef"]])
@@ -173,11 +146,7 @@ def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture
     assert ended == ["mine"]
     said = capsys.readouterr()
     assert said.out == "pool mine: 2 nodes ended at docker\n"
-    assert said.err == "".join(
-        f"pool {pool} is not known to be of {current_user()} and left alone (--everyone)\n"
-        for pool in ("hers", "nobodys")
-    )
-
+    assert said.err.count("left alone (--everyone)") == 2
     assert main(["down", "--all", "--yes", "--json"]) == 0
     assert events(capsys.readouterr().out) == [
         {"event": "spared", "pool": "hers", "where": "docker", "user": "ann@laptop"},
@@ -186,13 +155,10 @@ def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture
     ]
 
 
-def test_everyones_pools_are_ended_when_that_is_said(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """And a pool that is named is ended whoever it is of, as `skyward ps` shows it."""
-    assert main(["down", "--all", "--everyone", "--yes"]) == 0
-    assert ended == ["hers", "mine", "nobodys"]
-    assert main(["down", "hers"]) == 0
-    assert ended[3:] == ["hers"]
-    assert capsys.readouterr().err == ""
+def test_everyones_pools_are_ended_when_that_is_said(ended: list[str]) -> None:
+    """And a pool that is named is ended whoever it is of."""
+    assert main(["down", "--all", "--everyone", "--yes"]) == main(["down", "hers"]) == 0
+    assert ended == ["hers", "mine", "nobodys", "hers"]
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 130), ("\n", 130), ("", 130)])
@@ -209,28 +175,24 @@ def test_all_shows_what_it_ends_and_asks(
     assert ended == (["mine"] if status == 0 else [])
 
 
-@pytest.mark.parametrize("words", [["--all"], ["--all", "--everyone"], ["--all", "--json"]])
+@pytest.mark.parametrize("more", [[], ["--everyone"], ["--json"]])
 def test_all_ends_nothing_where_nobody_can_be_asked(
-    words: list[str], ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    more: list[str], ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as in a script, which must say --yes; a closed input is not a terminal either."""
     for no_terminal in (io.StringIO("y\n"), None):
         monkeypatch.setattr("sys.stdin", no_terminal)
-        assert main(["down", *words]) == 2
-        assert "--yes" in capsys.readouterr().err
+        assert main(["down", "--all", *more]) == 2
     assert ended == []
 
 
-def test_a_pool_in_which_two_users_have_parts_is_nobodys(
-    ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_in_which_two_users_have_parts_is_nobodys(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody ends another's nodes because one of them bears the own name."""
     users = current_user(), "ann@laptop"
     found = [{"pool": "both", "node": node, "name": f"both-{node}", "user": user} for node, user in enumerate(users)]
     monkeypatch.setattr(sky.Docker, "find", lambda _: found)
     assert main(["down", "--all", "--yes"]) == 0
     assert ended == []
-    assert "pool both is not known to be of" in capsys.readouterr().err
 
 
 def events(text: str) -> list[dict[str, Any]]:

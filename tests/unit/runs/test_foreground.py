@@ -90,34 +90,19 @@ def test_a_module_runs_as_with_python(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["none.py"], "There is no program 'none.py' in"),
-        (["--name", "../up", "none.py"], "There is no program"),
-        (["--json", "-m", "this"], "--json belong to --detach"),
-        (["--detach", "--env", "NOT_SET_7", "-m", "this"], "--env NOT_SET_7: there is no such variable"),
-    ],
+    "words", [["none.py"], ["--json", "-m", "this"], ["--detach", "--env", "NOT_SET_7", "-m", "this"]]
 )
-def test_what_cannot_run_leaves_no_record(home: Path, words: list[str], told: str) -> None:
-    """A program that is not there is an error of the command line, before anything is made."""
-    done = run(*words)
-
-    assert told in done.stderr
-    assert done.returncode == 2
+def test_what_cannot_run_leaves_no_record(home: Path, words: list[str]) -> None:
+    """It is an error of the command line, before anything is made."""
+    assert run(*words).returncode == 2
     assert not home.exists()
 
 
 def test_a_name_is_used_once(home: Path) -> None:
     """`--name` names the run; a second run of that name is refused, and so is what is no name."""
     name = program("print('once')")
-
-    first, again, wrong = (run("--name", each, name) for each in ("mine", "mine", "../up"))
-
-    assert first.returncode == 0
+    assert [run("--name", each, name).returncode for each in ("mine", "mine", "../up")] == [0, 2, 2]
     assert kept(home / "mine")["out"] == "once\n"
-    assert "There is a run 'mine' already" in again.stderr
-    assert "cannot be the name of a run" in wrong.stderr
-    assert (again.returncode, wrong.returncode) == (2, 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -143,8 +128,7 @@ def test_signals_reach_the_program(home: Path, number: signal.Signals) -> None:
 
 def test_a_program_that_is_killed_is_reported_as_shells_do(home: Path) -> None:
     """128 and the signal's number, and the record names the signal; what it printed before is there."""
-    done = run(program("import os, sys; print('so far', flush=True); os.kill(os.getpid(), 9)"))
-
+    done = run(program("import os; print('so far', flush=True); os.kill(os.getpid(), 9)"))
     assert (done.stdout, done.returncode) == ("so far\n", 137)
     assert journals.end(only(home)) == (137, "ended by SIGKILL")
 

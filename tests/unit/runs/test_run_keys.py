@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from skyward.runs import keys
-from skyward.runs.driver import HANDED
-from skyward.ssh import connection
 
 MINE = "ssh-ed25519 AAAAmine me@laptop"
 LINE = 'restrict,port-forwarding,from="10.0.0.1" ssh-ed25519 AAAArun skyward-run-train-1'
@@ -67,26 +64,17 @@ def test_a_key_comes_after_those_of_the_user_and_goes_alone(host: Path) -> None:
     assert (host / ".ssh" / "authorized_keys").is_symlink()
 
 
-def test_a_file_that_was_not_there_is_not_left(host: Path) -> None:
-    """Nor are marks or drafts; what was made is for the user alone."""
+def test_a_driver_removes_its_key_at_the_end(host: Path) -> None:
+    """A file that was not there is not left; what was made meanwhile is for the user alone."""
     shell(keys._ADD, "train-1", LINE)
     assert (host / ".ssh" / "authorized_keys").stat().st_mode & 0o777 == 0o600
     assert (host / ".ssh").stat().st_mode & 0o777 == 0o700
 
-    shell(keys._REMOVE, "train-1")
-
-    assert list((host / ".ssh").iterdir()) == []
-    assert marks(host) == []
-
-
-def test_a_driver_removes_its_key_at_the_end(host: Path) -> None:
-    """The session that holds it is told so, after beats, and says when it has."""
-    shell(keys._ADD, "train-1", LINE)
-
     said = shell(keys._HOLD, "train-1", given="beat\nbeat\nend\n")
 
     assert said == "skyward-key held\nskyward-key removed\n"
-    assert accepted(host) == marks(host) == []
+    assert not marks(host)
+    assert not list((host / ".ssh").iterdir())
 
 
 @pytest.mark.parametrize(("age_s", "left"), [(3600, False), (0, True)])
@@ -115,11 +103,3 @@ def test_what_a_dead_host_has_left_goes_with_the_next_run(host: Path) -> None:
 
     assert accepted(host) == [OTHER, third]
     assert marks(host) == ["eval-7", "train-12"]
-
-
-def test_a_driver_without_hosts_loads_no_ssh() -> None:
-    """It knows the files that are handed over by their names alone."""
-    assert (connection._HANDED_FILE, connection.KEY_FILE, connection.KNOWN_HOSTS_FILE) == HANDED
-    code = "import sys, skyward.runs.driver; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert [name for name in loaded if name.startswith(("skyward.ssh", "skyward.engine", "skyward.wire"))] == []
