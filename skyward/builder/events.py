@@ -61,11 +61,6 @@ def as_lines(say: Callable[[str], None]) -> Report:
     return report
 
 
-def share(done: int, total: int) -> str:
-    """Format progress as text, limited to the total, which may be an estimate."""
-    return f"{readable(min(max(0, done), total))} of {readable(total)}"
-
-
 def paced(report: Report, about: str) -> Callable[[int, int], None]:
     """Return a function that reports progress, given the bytes done and the total, once in a few seconds."""
     said = time.monotonic()
@@ -74,7 +69,8 @@ def paced(report: Report, about: str) -> Callable[[int, int], None]:
         nonlocal said
         if total and time.monotonic() - said > _SAY_EVERY_S:
             said = time.monotonic()
-            report(note(f"{about}: {share(done, total)}"))
+            # the total may be an estimate
+            report(note(f"{about}: {readable(min(max(0, done), total))} of {readable(total)}"))
 
     return follow
 

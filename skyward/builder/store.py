@@ -106,16 +106,15 @@ class EngineImages:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached; with the registry's message.
             EngineError: the engine does not answer.
         """
-        from skyward.builder.registry.auth import registry_credentials
+        from skyward.builder.registry.auth import registry_login
         from skyward.builder.registry.reference import parse_reference
 
         reference = parse_reference(ref)
-        credentials = None
+        auth: Mapping[str, str] = {}
         try:
-            credentials = registry_credentials(reference.registry)
+            auth = registry_login(reference.registry)
         except RegistryError as error:  # relevant only if the image is not public
             self.report(note(f"{reference.registry} is asked without a login. {error}"))
-        auth = credentials.auth if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
         self.report(note(f"pulling {tagged}"))
         if not auth and not isinstance(self.builder, str | None):  # the user of that machine may have a login there

@@ -17,7 +17,7 @@ import click
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event, Report, note
-from skyward.builder.explain import recall, remember
+from skyward.builder.explain import remember
 from skyward.builder.store import EngineImages, is_known, note_use
 from skyward.cli.output import Output, Result
 from skyward.cli.sources import ProgramCommand, declared_in, split
@@ -230,9 +230,7 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
         else:
             _to_registry(plan, target, result, report, reference)
     note_use(plan.tag, str(Path(wanted.name).absolute()))
-    last = recall(wanted.key(plan))
-    if last is None or last.tag != plan.tag:
-        remember(wanted.key(plan), plan)
+    remember(wanted.key(plan), plan)
     output.result(wanted.name, result)
     return EXISTS
 
@@ -259,15 +257,13 @@ def _to_registry(plan: Plan, target: BuildTarget, result: Result, report: Report
 def _on_engine(plan: Plan, target: BuildTarget, result: Result, report: Report, cache: SharedCache | None) -> None:
     """Ensure that the engine has the image; a single request if it has."""
     facts = target.engine.inspect(plan.tag)
-    if not is_known(plan.tag, facts):
+    if facts is None or not is_known(plan.tag, facts):
 
         def follow(event: Event) -> None:
             result.follow(event)
             report(event)
 
         started = perf_counter()
-        ensure(plan, target.engine, follow, cache=cache)
+        facts = ensure(plan, target.engine, follow, cache=cache)
         result.built, result.seconds = True, perf_counter() - started
-        facts = target.engine.inspect(plan.tag)
-    if facts is not None:
-        result.id, result.size = facts.id, facts.size
+    result.id, result.size = facts.id, facts.size

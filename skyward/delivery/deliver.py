@@ -16,7 +16,8 @@ from typing import Any
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Report, note, paced, readable
-from skyward.builder.registry.pushing import find, push, registry_login
+from skyward.builder.registry.auth import registry_login
+from skyward.builder.registry.pushing import find, push
 from skyward.builder.registry.reference import parse_reference, with_tag
 from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content, note_use
 from skyward.engine import EngineAddress, Images

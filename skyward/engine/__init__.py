@@ -1,8 +1,8 @@
 """One Docker engine: containers through the docker SDK, images through its HTTP API.
 
 Read `address.py` (which engine, and whether it is alive), `client.py` (`Engine`: create, attach, watch and remove
-containers), then `container.py`. Images need no SDK: `images.py`, over the connections of `connection.py`.
-`failures.py` translates errors; `transport.py` adapts these connections to the SDK.
+containers), then `container.py`. Images need no SDK: `images.py`. `failures.py` translates errors;
+`transport.py` adapts connections to the SDK.
 """
 
 from importlib import import_module

@@ -106,12 +106,6 @@ def translate(
     return kind(f"{message} {advice}".rstrip())
 
 
-def not_pulled(ref: str, engine: str, answer: str) -> SkywardError:
-    """Return the error for an engine's answer to a pull."""
-    advice = "Check the name, your login (`docker login`) and the way to the registry."
-    return translate(f"pull image {ref}", engine, answer, otherwise=(ImageNotFoundError, advice))
-
-
 # answers of registries, and what to do
 _REFUSALS = (
     (

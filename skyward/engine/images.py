@@ -6,23 +6,25 @@ long as the engine takes to answer. `Images` is safe to use from several threads
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from enum import Enum
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.connection import SocketLine, auth_header
-from skyward.engine.failures import advice_on, broken_off, not_pulled, registry_failure, too_slow, translate
+from skyward.engine.failures import advice_on, broken_off, registry_failure, too_slow, translate
+from skyward.errors import ImageNotFoundError
 
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
+_TIMEOUT_S = 120.0  # longer silence means a hung engine
 _IDLE_S = 60.0  # engines, and proxies before them, hang up after minutes, which only a failed request shows
 _CHUNK = 1 << 18
 _TRANSFER_S = 600.0  # of silence: registries with slow stores, and old engines of Podman, say nothing for minutes
@@ -40,6 +42,18 @@ class Removal(Enum):
     DONE = "removed"
     ABSENT = "was not there"
     IN_USE = "is needed by a container, or by an image built on it"
+
+
+class SocketLine(HTTPConnection):
+    """A connection to an engine's socket."""
+
+    def __init__(self, address: EngineAddress, timeout_s: float = _TIMEOUT_S) -> None:
+        super().__init__("docker", timeout=timeout_s)
+        self._address = address
+
+    def connect(self) -> None:
+        """Connect to the socket; raises EngineMissingError."""
+        self.sock = self._address.dial(self.timeout or _TIMEOUT_S)
 
 
 class Images:
@@ -103,7 +117,7 @@ class Images:
         """
         action = f"look for {ref} in its registry"
         path = f"/distribution/{quote(ref, '/:@')}/json"
-        status, answer = self._ask("GET", path, action, expected=range(400, 600), headers=auth_header(auth))
+        status, answer = self._ask("GET", path, action, expected=range(400, 600), headers=_with_login(auth))
         if status < 400:
             return str(answer["Descriptor"]["digest"])
         message = _message(answer, f"HTTP status {status}")
@@ -131,7 +145,8 @@ class Images:
         path = f"/images/create?{urlencode({'fromImage': ref})}"
         failure, _ = self._transfer(path, f"pull image {ref}", auth, follow)
         if failure:
-            raise not_pulled(ref, self.url, failure)
+            advice = "Check the name, your login (`docker login`) and the way to the registry."
+            raise translate(f"pull image {ref}", self.url, failure, otherwise=(ImageNotFoundError, advice))
 
     def push(self, image: str, name: str, auth: Mapping[str, str], follow: Follow = _ignore) -> str:
         """Push an image under a name, `registry/repository:tag`, that it gets on the engine too; return its digest.
@@ -160,7 +175,7 @@ class Images:
         layers: dict[str, tuple[int, int]] = {}
         digest = ""
         with closing(SocketLine(self.address, _TRANSFER_S)) as line, self._told(line, action):
-            line.request("POST", path, headers=auth_header(auth))
+            line.request("POST", path, headers=_with_login(auth))
             with line.getresponse() as response:  # an engine that ends its connections leaves the socket to it
                 if response.status >= 400:
                     return _message(json.loads(response.read() or b"null"), response.reason), ""
@@ -204,6 +219,11 @@ class Images:
             self._ask(
                 "DELETE", f"/containers/{container}?force=1&v=1", f"remove container {container[:12]}", (404, 409)
             )
+
+    def runs(self, container: str) -> bool:
+        """Return whether a container is running."""
+        status, about = self._ask("GET", f"/containers/{container}/json", f"look for container {container[:12]}")
+        return status == 200 and bool(about["State"]["Running"])
 
     def close(self) -> None:
         """Close the connection; another request would open a new one."""
@@ -251,6 +271,11 @@ class Images:
         except (HTTPException, OSError) as error:
             line.close()
             raise broken_off(action, self.url, error, advice_on(self.url)) from error
+
+
+def _with_login(auth: Mapping[str, str]) -> dict[str, str]:
+    """Return the header of a pull or push with credentials, which the engine does not keep."""
+    return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()}
 
 
 def _message(answer: Any, otherwise: str) -> str:

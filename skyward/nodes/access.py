@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.connection import runs
+from skyward.engine.images import Images
 from skyward.errors import ProviderError, SkywardError, WireError
 from skyward.model.resource import Resource
 from skyward.nodes.container import COMMAND
@@ -140,7 +140,7 @@ class ContainerAccess(NodeAccess):
     def loss_reason(self) -> str:
         """Return whether the container, the engine or its machine is lost, to complete "Node 1 ..."; "" if not."""
         try:
-            gone = "" if runs(self._engine, self._id) else "has ended"
+            gone = "" if Images(self._engine).runs(self._id) else "has ended"
         except SkywardError as error:
             gone = f"is gone: {str(error).rstrip('.')}"
         return self._loss_reason() or gone

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.engine import Engine, EngineAddress, find_engine
-from skyward.engine.connection import runs
+from skyward.engine.images import Images
 from skyward.errors import EngineMissingError, ProviderError
 from skyward.nodes.access import exec_command
 from skyward.nodes.container import COMMAND, POOL
@@ -371,7 +371,7 @@ class ComposeProcess:
             return None
         code = self._taken.execution.close()
         try:
-            if not runs(self._engine, self._taken.standby.container):
+            if not Images(self._engine).runs(self._taken.standby.container):
                 return Exit(code=None, text=f"is gone: its container {self._taken.standby.name} was stopped or removed")
         except EngineMissingError:
             return Exit(code=None, text=f"is unreachable: the Docker engine at {self._engine.url} is gone")

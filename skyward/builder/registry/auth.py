@@ -60,6 +60,12 @@ def registry_credentials(registry: str) -> Credentials | None:
     return Credentials(_ecr_login(registry)) if is_ecr(registry) else None
 
 
+def registry_login(registry: str) -> Mapping[str, str]:
+    """Return the same in the format of engines; {} for anonymous access."""
+    credentials = registry_credentials(registry)
+    return credentials.auth if credentials else {}
+
+
 def _configurations() -> Iterator[tuple[str, str]]:
     """Yield the configurations by precedence, each with its origin."""
     if text := os.environ.get(_VARIABLE):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyward.builder.docker.command import answer, find_command
 from skyward.builder.events import Report, note, paced
 from skyward.builder.folders import scratch_folder
-from skyward.builder.registry.auth import ensure_repository, is_ecr, login, logins_for, registry_credentials
+from skyward.builder.registry.auth import ensure_repository, is_ecr, login, logins_for, registry_login
 from skyward.builder.registry.reference import Reference, parse_reference
 from skyward.builder.store import known_contents, note_content
 from skyward.engine import Images
@@ -25,16 +24,6 @@ from skyward.errors import ConfigError, EngineError, RegistryError
 
 _OUTPUT = "type=image,push=true,compression=zstd,force-compression=true,oci-mediatypes=true"
 _WHOLE = "mode=max,image-manifest=true,oci-mediatypes=true,ignore-error=true"
-
-
-def registry_login(registry: str) -> Mapping[str, str]:
-    """Return the user's login for a registry in the format of engines; {} for anonymous access.
-
-    Raises:
-        RegistryError: the configuration is damaged, or a credential program or AWS gives no login.
-    """
-    credentials = registry_credentials(registry)
-    return credentials.auth if credentials else {}
 
 
 def digest_of(target: str, engine: Images) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Images, connection, find_engine
+from skyward.engine import Images, find_engine
 from skyward.engine import images as engine_images
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
 from tests.unit.engine.fake import FakeEngine, fake_engine
@@ -133,7 +133,7 @@ def test_a_transfer_may_be_silent_for_long(engine: FakeEngine, images: Images, m
     """Longer than other requests; its limit is not called a missing engine."""
     engine.add("a:1")
     engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"aux": {"Digest": "sha256:d"}}], 0.4
-    monkeypatch.setattr(connection, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_images, "_TIMEOUT_S", 0.1)
     assert images.push("a:1", "host/b:2", {}) == "sha256:d"
     monkeypatch.setattr(engine_images, "_TRANSFER_S", 0.1)
     with pytest.raises(EngineError, match=r"did not push image a:1 to host/b:2 in time") as caught:
