@@ -61,11 +61,7 @@ class Machine:
         self._loss_reason = ""
 
     def open(self) -> Facts:
-        """Wait for the connection, and return the facts that its watchdog reports.
-
-        Raises:
-            ProviderError: it cannot be reached; the message gives the reason.
-        """
+        """Wait for the connection, and return the facts that its watchdog reports."""
         self.facts = self.watchdog.facts()
         return self.facts
 

@@ -141,13 +141,8 @@ class PoolRequest:
     @property
     def rental_parameter(self) -> str | None:
         """The name of a given parameter that only applies to rented machines; None if there is none."""
-        given = {
-            "machine": self.machine,
-            "allocation": self.allocation,
-            "max_hourly_cost": self.max_hourly_cost,
-            "budget": self.budget,
-        }
-        return next((name for name, value in given.items() if value is not None), None)
+        names = ("machine", "allocation", "max_hourly_cost", "budget")
+        return next((name for name in names if getattr(self, name) is not None), None)
 
 
 class Allocation(ABC):

@@ -86,11 +86,7 @@ class Docker(Provider):
         return describe(self.engine().containers(POOL))
 
     def destroy(self, pool_id: str) -> None:
-        """End and remove every container of a pool, whichever client started it.
-
-        Raises:
-            EngineError: the engine does not answer or refuses; containers may remain, which end by their lease.
-        """
+        """End and remove every container of a pool, whichever client started it."""
         dismiss_all(self.engine(), pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
@@ -125,14 +121,7 @@ class DockerAllocation(Allocation):
         self._directories: dict[int, Path] = {}  # the last directory of each node
 
     def acquire(self) -> Sequence[Host]:
-        """Return this machine once for each node.
-
-        Raises:
-            EngineMissingError: no engine answers.
-            EngineError: it cannot give GPUs to containers, and an accelerator is requested.
-            ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or less
-                memory than requested.
-        """
+        """Return this machine once for each node."""
         request, engine = self.request, self._provider.engine()
         if request.accelerator is not None:
             check_engine_gpus(engine, request.nodes, request.accelerator)
@@ -145,11 +134,7 @@ class DockerAllocation(Allocation):
         return [self._host] * request.nodes
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - all of them are this machine
-        """Compile the image and build it unless the engine has it.
-
-        Raises:
-            ImageError: the base image is unavailable, or the build fails.
-        """
+        """Compile the image and build it unless the engine has it."""
         from skyward.delivery.deliver import ImageTarget, deliver
 
         request = self.request
@@ -157,11 +142,7 @@ class DockerAllocation(Allocation):
         return deliver(request.image, request.cluster, target, request.report).tag
 
     def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
-        """Return the same machine again.
-
-        Raises:
-            PoolClosedError: the pool has ended.
-        """
+        """Return the same machine again."""
         self.check_open()
         assert self._host
         return self._host
@@ -193,11 +174,7 @@ class DockerAllocation(Allocation):
             self._containers.let_go()
 
     def release(self) -> None:
-        """Remove all containers, and the directory.
-
-        Raises:
-            EngineError: the engine does not answer or refuses; containers may remain, which end by their lease.
-        """
+        """Remove all containers, and the directory."""
         with ExitStack() as last:
             if self._host is not None:
                 last.callback(self._host.directory.remove)

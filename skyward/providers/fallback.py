@@ -63,11 +63,7 @@ class Fallback(Provider):
         )
 
     def check(self, request: PoolRequest) -> None:
-        """Let each provider check its request.
-
-        Raises:
-            ConfigError: one rejects it; or the request has terms of rented machines, and no provider rents any.
-        """
+        """Let each provider check its request."""
         if not self.capabilities.rents and (asked := request.rental_parameter):
             raise ConfigError(f"{asked}= is for providers of rented machines; none of those given rents any.")
         if request.name is not None:
@@ -76,52 +72,42 @@ class Fallback(Provider):
             provider.check(_request_for(provider, request))
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """Return the offers of the providers, in the order in which they are tried.
-
-        Raises:
-            ProviderError: none offers anything.
-        """
-        reasons: list[str] = []
-        ordered = self.ordered(request, reasons)
+        """Return the offers of the providers, in the order in which they are tried."""
+        ordered, reasons = self.ordered(request)
         if not ordered:
-            raise ProviderError(self.refusal(reasons))
+            raise self.refusal(reasons)
         return [offer for provider in ordered for offer in provider.offers(_request_for(provider, request))]
 
     def open(self, request: PoolRequest) -> Allocation:
         """Return an allocation that will use one of the providers."""
         return _FallbackAllocation(self, request)
 
-    def ordered(self, request: PoolRequest, reasons: list[str]) -> list[Provider]:
-        """Return the providers in the order to be tried; those without offers are left out, their reasons added."""
+    def ordered(self, request: PoolRequest) -> tuple[list[Provider], list[str]]:
+        """Return the providers in the order to be tried, and the reasons of those that are left out: without offers."""
         if self.selection == "first":
-            return list(self.providers)
-        ranks: list[tuple[float, Provider]] = []
+            return list(self.providers), []
+        ranks, reasons = list[tuple[float, Provider]](), list[str]()
         for provider in self.providers:
             try:
                 cost = provider.offers(_request_for(provider, request))[0].hourly_cost
             except _UNAVAILABLE as error:
                 reasons.append(f"{provider.name}: {error}")
                 continue
-            if callable(self.selection):
-                ranks.append((self.selection(provider, cost), provider))
-            else:
-                ranks.append((math.inf if cost is None else cost, provider))
-        return [provider for _, provider in sorted(ranks, key=lambda entry: entry[0])]
+            known = math.inf if cost is None else cost
+            ranks.append((self.selection(provider, cost) if callable(self.selection) else known, provider))
+        return [provider for _, provider in sorted(ranks, key=lambda entry: entry[0])], reasons
 
-    def refusal(self, reasons: Sequence[str]) -> str:
-        """Return the error message for a pool that none of the providers can serve."""
-        return f"None of the {len(self.providers)} providers can give the pool its hosts.\n" + "\n".join(reasons)
+    def refusal(self, reasons: Sequence[str]) -> ProviderError:
+        """Return the error for a pool that none of the providers can serve."""
+        text = f"None of the {len(self.providers)} providers can give the pool its hosts.\n"
+        return ProviderError(text + "\n".join(reasons))
 
     def find(self) -> Sequence[Resource]:
         """Return skyward's resources at all providers."""
         return [found for provider in self.providers for found in provider.find()]
 
     def destroy(self, pool_id: str) -> None:
-        """Remove all resources of a pool at all providers.
-
-        Raises:
-            SkywardError: a provider failed; raised after all have been tried.
-        """
+        """Remove all resources of a pool at all providers."""
         failures = list[SkywardError]()
         for provider in self.providers:
             try:
@@ -141,13 +127,9 @@ class _FallbackAllocation(Allocation):
         self._chosen: Allocation | None = None
 
     def acquire(self) -> Sequence[Host]:
-        """Return the hosts of the first provider that has them all; resources of those before it are removed.
-
-        Raises:
-            ProviderError: none has the hosts; the message gives the reason for each.
-        """
-        reasons: list[str] = []
-        for provider in self._fallback.ordered(self.request, reasons):
+        """Return the hosts of the first provider that has them all; resources of those before it are removed."""
+        ordered, reasons = self._fallback.ordered(self.request)
+        for provider in ordered:
             self._chosen = chosen = provider.open(_request_for(provider, self.request))
             try:
                 return chosen.acquire()
@@ -155,7 +137,7 @@ class _FallbackAllocation(Allocation):
                 chosen.close()
                 reasons.append(f"{provider.name}: {error}")
                 self.request.report(note(f"{provider.name} cannot give the hosts: {error}"))
-        raise ProviderError(self._fallback.refusal(reasons))
+        raise self._fallback.refusal(reasons)
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Prepare the hosts through the chosen provider."""
@@ -163,12 +145,7 @@ class _FallbackAllocation(Allocation):
         return self._chosen.prepare(hosts)
 
     def replace(self, lost: Host | None) -> Host:
-        """Return a host of the chosen provider.
-
-        Raises:
-            ProviderError: it has none now.
-            PoolClosedError: the pool has ended.
-        """
+        """Return a host of the chosen provider."""
         self.check_open()
         assert self._chosen
         return self._chosen.replace(lost)

@@ -58,11 +58,7 @@ class Local(Provider):
                 directory.remove()
 
     def enter(self, node: Resource) -> NodeAccess:
-        """Return access to a node: commands run as separate processes in its environment and working directory.
-
-        Raises:
-            ProviderError: it has ended.
-        """
+        """Return access to a node: commands run as separate processes in its environment and working directory."""
         directory = next((each for each in pool_directories() if each.pool == node["pool"]), None)
         if directory is None:
             raise ProviderError(f"Pool {node['pool']} has ended.")
@@ -80,11 +76,7 @@ class LocalAllocation(Allocation):
         self._directories: dict[int, Path] = {}  # the last directory of each node
 
     def acquire(self) -> Sequence[Host]:
-        """Return this machine once for each node.
-
-        Raises:
-            ProviderError: the machine has fewer GPUs than requested.
-        """
+        """Return this machine once for each node."""
         request = self.request
         if request.accelerator is not None:
             check_gpu_count(request.nodes, request.accelerator)
@@ -103,11 +95,7 @@ class LocalAllocation(Allocation):
         return None
 
     def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
-        """Return the same machine again.
-
-        Raises:
-            PoolClosedError: the pool has ended.
-        """
+        """Return the same machine again."""
         self.check_open()
         assert self._host
         return self._host

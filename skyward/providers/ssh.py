@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.engine import find_engine
-from skyward.errors import ConfigError, ProviderError, SkywardError
+from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.rights import Rights
@@ -35,8 +35,10 @@ from skyward.ssh.preflight import (
     AT_ONCE,
     Finding,
     HostReport,
+    UnfitError,
     check_architecture,
     check_host,
+    findings_of,
     host_report_of,
     on_all,
     refuse,
@@ -130,34 +132,21 @@ class SSH(Provider):
         return SshAllocation(request, self.hosts, registry=self.registry, build=self.build, rights=self.rights)
 
     def destroy(self, pool_id: str) -> None:
-        """End and remove every container of a pool on all hosts, whichever client started it.
-
-        Raises:
-            ProviderError: hosts did not answer; containers may remain there, which end by their lease.
-            EngineError: an engine refuses.
-        """
+        """End and remove every container of a pool on all hosts, whichever client started it."""
 
         def end(machine: Machine) -> None:
             dismiss_all(machine.engine, pool_id)
             machine.watchdog.clear(pool_id)
 
-        self._answered(self._ask(end))
+        self._ask_all(end)
 
     def find(self) -> Sequence[Resource]:
-        """Return every container of every pool on all hosts.
-
-        Raises:
-            ProviderError: hosts did not answer; the message has a table of these with reasons.
-        """
-        found = self._answered(self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name)))
+        """Return every container of every pool on all hosts."""
+        found = self._ask_all(lambda machine: describe(machine.engine.containers(POOL), machine.name))
         return [each for machine in found for each in machine]
 
     def enter(self, node: Resource) -> NodeAccess:
-        """Return access to a container, through a separate SSH connection and the engine there.
-
-        Raises:
-            ProviderError: the host cannot be reached, or is not one of this provider's.
-        """
+        """Return access to a container, through a separate SSH connection and the engine there."""
         host = next((host for host in self.hosts if host.name == node.get("host")), None)
         if host is None:
             hosts = [host.name for host in self.hosts]
@@ -170,15 +159,17 @@ class SSH(Provider):
 
     def host_reports(self) -> Sequence[HostReport]:
         """Return properties and problems of each host, in order. Changes nothing on any host."""
-        answers = self._ask(host_report_of)
-        return [HostReport(host=a.host, findings=(a,)) if isinstance(a, Finding) else a for a in answers]
+        reports, unfit = self._ask(host_report_of)
+        return [reports.get(host) or HostReport(host=host.name, findings=unfit[host]) for host in self.hosts]
 
-    def _answered(self, answers: Sequence[R | Finding]) -> list[R]:
-        refuse([each for each in answers if isinstance(each, Finding)], len(self.hosts))
-        return [each for each in answers if not isinstance(each, Finding)]
+    def _ask_all(self, question: Callable[[Machine], R]) -> list[R]:
+        """Query all hosts; refuse if one does not answer."""
+        answers, unfit = self._ask(question)
+        refuse([each for findings in unfit.values() for each in findings], len(self.hosts))
+        return list(answers.values())
 
-    def _ask(self, question: Callable[[Machine], R]) -> list[R | Finding]:
-        """Query all hosts over connections that change nothing there; return each answer, or why there is none."""
+    def _ask(self, question: Callable[[Machine], R]) -> tuple[dict[SshHost, R], dict[SshHost, tuple[Finding, ...]]]:
+        """Query all hosts over connections that change nothing there; return the answers, and why others have none."""
         with private_directory() as folder:
 
             def one(number: int, host: SshHost) -> R:
@@ -189,7 +180,7 @@ class SSH(Provider):
                 finally:
                     machine.connection.kill()  # its watchdog has changed nothing, and exits
 
-            return list(on_all({host: partial(one, number, host) for number, host in enumerate(self.hosts)}).values())
+            return on_all({host: partial(one, number, host) for number, host in enumerate(self.hosts)})
 
 
 class SshAllocation(Allocation):
@@ -216,30 +207,18 @@ class SshAllocation(Allocation):
         self._lock = threading.Lock()
 
     def acquire(self) -> Sequence[Host]:
-        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all in parallel.
-
-        Raises:
-            ProviderError: too many hosts cannot be reached or used; the message has a table of these with reasons, and
-                nothing has been changed. If enough can be used, a warning is logged for each of the others.
-        """
+        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them in parallel."""
         request, hosts = self.request, self._host_list[: self.request.nodes]
         sweep_orphans()
         # a killed client's connections may still be closing, in a directory of the same pool
         unique = request.pool_id if request.name is None else f"{token_hex(4)}.x"
         self._directory = PoolDirectory.create(unique, runtime_base())
         placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(request.nodes)]
-        self._connect(Counter(host for host, _ in placed))
-        machines = {machine.host: machine for machine in self.machines}
+        machines = self._connect(Counter(host for host, _ in placed))
         return [SshNodeHost(machines[host], turn) for host, turn in placed if host in machines]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Deliver the image to every host that lacks it; it is built if no engine and no registry has it.
-
-        Raises:
-            ProviderError: a disk is too full for the image; nothing has been changed.
-            ImageError: it is unavailable: base, build, registry or transfer failed.
-            EngineMissingError: build="local", and there is no engine here.
-        """
+        """Deliver the image to every host that lacks it; it is built if no engine and no registry has it."""
         request = self.request
         machines = list(dict.fromkeys(host.machine for host in hosts if isinstance(host, SshNodeHost)))
         return deliver(request.image, request.cluster, self.target(machines), request.report).tag
@@ -255,12 +234,7 @@ class SshAllocation(Allocation):
         )
 
     def replace(self, lost: Host | None) -> Host:
-        """Return the same host if it is usable; else an unused one, else the lost one if it answers again.
-
-        Raises:
-            ProviderError: there is none; the message gives the reason for each that was tried.
-            PoolClosedError: the pool has ended.
-        """
+        """Return the same host if it is usable; else an unused one, else the lost one if it answers again."""
         self.check_open()
         if lost is None:
             return SshNodeHost(self._another(self._host_list, None), 0)
@@ -278,22 +252,24 @@ class SshAllocation(Allocation):
         self.check_open()
         return SshNodeHost(self._another((host,), None), 0)
 
-    def _connect(self, nodes: Mapping[SshHost, int]) -> None:
+    def _connect(self, nodes: Mapping[SshHost, int]) -> dict[SshHost, Machine]:
         """Connect to all hosts and check them; if enough are usable, create the pool's directory on each of those.
 
         Args:
             nodes: number of nodes for each host.
         """
         gpus, fewest = self.request.gpus, self.request.fewest
-        unfit = _unfit({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
-        if sum(count for host, count in nodes.items() if host not in unfit) >= fewest:
-            unfit |= _unfit({machine.host: partial(self._begin, machine) for machine in tuple(self.machines)})
+        machines, unfit = on_all({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
+        if sum(nodes[host] for host in machines) >= fewest:
+            begun, late = on_all({host: partial(self._begin, machine) for host, machine in machines.items()})
+            machines, unfit = begun, unfit | late
         findings = [each for host in nodes for each in unfit.get(host, ())]
-        if sum(count for host, count in nodes.items() if host not in unfit) < fewest:
+        if sum(nodes[host] for host in machines) < fewest:
             refuse(findings, len(nodes))
         for each in findings:
             _log.warning("Host %s is not in pool %s yet: %s", each.host, self.request.pool_id, each.text)
         threading.Thread(target=self._beat, name=f"skyward-{self.request.pool_id}-beat", daemon=True).start()
+        return machines
 
     def _another(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
         """Return a machine to replace a lost one; several nodes of the lost one get the same replacement."""
@@ -314,19 +290,22 @@ class SshAllocation(Allocation):
     def _first_usable(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
         findings = list[Finding]()
         for host in hosts:
-            unfit = _unfit({host: partial(self._examine, host, self.request.gpus)})
-            machine = next((each for each in self.machines if each.host == host and not each.is_gone), None)
-            if not unfit and machine is not None:
-                unfit = _unfit({host: partial(self._begin, machine)})
-            if not unfit and machine is not None:
+            try:
+                machine = self._begin(self._examine(host, self.request.gpus))
+            except PoolClosedError:
+                raise
+            except SkywardError as error:
+                findings += findings_of(host.name, error)
+                continue
+            if lost is not None:
                 with self._lock:
-                    self._replacements.update({lost: machine} if lost is not None else {})
-                return machine
-            findings += unfit.get(host, ())
+                    self._replacements[lost] = machine
+            return machine
         refuse(findings, max(1, len(hosts)))
         raise ProviderError(f"Pool {self.request.pool_id} uses every host of its list that can be used; none is free.")
 
-    def _examine(self, host: SshHost, gpus: int) -> list[Finding]:
+    def _examine(self, host: SshHost, gpus: int) -> Machine:
+        """Connect to a host that is to have this many GPUs, and check it; raise UnfitError if it cannot be used."""
         with self._lock:
             self.check_open()
             assert self._directory
@@ -337,22 +316,19 @@ class SshAllocation(Allocation):
         machine = Machine(host, self.request.pool_id, folder, self.request.lease_s, slot, attempt, self._rights)
         with self._lock:
             self.machines.append(machine)  # from now on `close` ends its connection
-        if self.ended.is_set():
-            machine.connection.kill()
-            self.check_open()
         try:
+            self.check_open()
             findings = check_host(machine.name, machine.open(), gpus, self.request.accelerator)
             findings += check_architecture(machine.name, machine.facts, self.request.platform)
-            if not findings:
-                machine.info  # noqa: B018 - queries the engine, and caches the answer
+            if findings:
+                raise UnfitError(findings)
+            machine.info  # noqa: B018 - queries the engine, and caches the answer
         except BaseException:
             self._drop(machine)
             raise
-        if findings:
-            self._drop(machine)
-        return findings
+        return machine
 
-    def _begin(self, machine: Machine) -> list[Finding]:
+    def _begin(self, machine: Machine) -> Machine:
         """Create the pool's directory on a machine."""
         adopts = self._left.pop(machine.name, None) == machine.watchdog.label
         try:
@@ -360,7 +336,7 @@ class SshAllocation(Allocation):
         except BaseException:
             self._drop(machine)  # otherwise the host would count as in use, and not be tried again
             raise
-        return []
+        return machine
 
     def _drop(self, machine: Machine) -> None:
         """Disconnect from a machine and forget it; its watchdog removes the pool's resources there."""
@@ -370,11 +346,7 @@ class SshAllocation(Allocation):
                 self.machines.remove(machine)
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
-        """Return a container started by an earlier client.
-
-        Raises:
-            ProviderError: its host cannot be reached or used.
-        """
+        """Return a container started by an earlier client."""
         there = [each for each in tuple(self.machines) if each.name == about["host"] and not each.is_gone]
         if not there:
             hosts = [host for host in self._host_list if host.name == about["host"]]
@@ -386,11 +358,7 @@ class SshAllocation(Allocation):
         return next(each for each in reversed(self.machines) if node in each.directories).about(node)
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:
-        """Leave these nodes running, and end everything else; the first error is raised after all have been tried.
-
-        Raises:
-            SkywardError: a machine does not answer; its containers end by their lease.
-        """
+        """Leave these nodes running, and end everything else; the first error is raised after all have been tried."""
 
         def end(machine: Machine) -> None:
             if machine.directories.keys().isdisjoint(nodes):
@@ -402,11 +370,7 @@ class SshAllocation(Allocation):
             raise error
 
     def release(self) -> None:
-        """End everything on all machines; errors are raised after all have been tried.
-
-        Raises:
-            ProviderError: containers may remain, which end by their lease.
-        """
+        """End everything on all machines; errors are raised after all have been tried."""
         failures = []
         for machine, error in self._end(Machine.close):
             if not isinstance(error, SkywardError):
@@ -431,12 +395,6 @@ class SshAllocation(Allocation):
         while not self.ended.wait(min(_BEAT_S, self.request.lease_s / 3)):
             for machine in tuple(self.machines):
                 machine.beat()
-
-
-def _unfit(actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
-    """Run checks on hosts in parallel; return the findings of those with problems."""
-    found = {host: [each] if isinstance(each, Finding) else each for host, each in on_all(actions).items()}
-    return {host: findings for host, findings in found.items() if findings}
 
 
 @dataclass(frozen=True, slots=True)

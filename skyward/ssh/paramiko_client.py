@@ -408,11 +408,7 @@ def _settings(host: SshHost) -> dict[str, Any]:
 
 
 def _text(path: Path, depth: int = 0) -> str:
-    """Return a configuration file's text with that of included files. Includes must precede its first Host or Match.
-
-    Raises:
-        ProviderError: one is further down, or includes are circular.
-    """
+    """Return a configuration file's text with that of included files. Includes must precede its first Host or Match."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

@@ -160,16 +160,26 @@ class HostReport:
         return {**asdict(self), "findings": [{"what": each.what, "text": each.text} for each in self.findings]}
 
 
-def finding_of(host: str, error: SkywardError) -> Finding:
-    """Return the finding for a host whose check raised an error."""
+class UnfitError(ProviderError):
+    """A host cannot be used, for some reasons."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__(table(findings))
+        self.findings = tuple(findings)
+
+
+def findings_of(host: str, error: SkywardError) -> tuple[Finding, ...]:
+    """Return the findings for a host whose check raised an error."""
+    if isinstance(error, UnfitError):
+        return error.findings
     if isinstance(error, EngineMissingError):
-        return Finding(host, "engine", "Its engine does not answer. Start Docker there.")
-    return Finding(host, "engine" if isinstance(error, EngineError) else "ssh", str(error))
+        return (Finding(host, "engine", "Its engine does not answer. Start Docker there."),)
+    return (Finding(host, "engine" if isinstance(error, EngineError) else "ssh", str(error)),)
 
 
-def on_all(actions: Mapping[SshHost, Callable[[], R]]) -> dict[SshHost, R | Finding]:
-    """Run an action for each host, several at a time; return each one's result or finding."""
-    answers: dict[SshHost, R | Finding] = {}
+def on_all(actions: Mapping[SshHost, Callable[[], R]]) -> tuple[dict[SshHost, R], dict[SshHost, tuple[Finding, ...]]]:
+    """Run an action for each host, several at a time; return their results, and the findings of those that failed."""
+    answers, unfit = dict[SshHost, R](), dict[SshHost, tuple[Finding, ...]]()
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
         for host, done in [(host, threads.submit(action)) for host, action in actions.items()]:
             try:
@@ -177,8 +187,8 @@ def on_all(actions: Mapping[SshHost, Callable[[], R]]) -> dict[SshHost, R | Find
             except PoolClosedError:
                 raise
             except SkywardError as error:
-                answers[host] = finding_of(host.name, error)
-    return answers
+                unfit[host] = findings_of(host.name, error)
+    return answers, unfit
 
 
 def host_report_of(machine: Machine) -> HostReport:
@@ -198,7 +208,7 @@ def host_report_of(machine: Machine) -> HostReport:
         try:
             about, free = machine.info, machine.free_bytes()
         except SkywardError as error:
-            findings.append(finding_of(name, error))
+            findings += findings_of(name, error)
     return HostReport(
         host=name,
         **_of_engine(about, free),

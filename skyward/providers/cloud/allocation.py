@@ -73,13 +73,7 @@ class CloudAllocation(Allocation):
         self._ssh: SshAllocation
 
     def acquire(self) -> Sequence[Host]:
-        """Rent a machine for each node, and connect to all of them.
-
-        Raises:
-            ConfigError: the cloud does not know what is requested, or its settings are incomplete.
-            ProviderError: no machines are offered, affordable or available, or they do not become ready.
-            ImageError: the pool's image is unavailable; nothing has been launched.
-        """
+        """Rent a machine for each node, and connect to all of them."""
         request, cloud = self.request, self._cloud
         request.report(note(f"looking for machines in {cloud.region}"))
         offers = find_offers(cloud, request)
@@ -123,12 +117,7 @@ class CloudAllocation(Allocation):
             return self._ssh.prepare(hosts)
 
     def replace(self, lost: Host | None) -> Host:
-        """Rent one more machine, of the first machines' offer if possible, and end the lost one.
-
-        Raises:
-            ProviderError: none is available or affordable now, or it does not become ready.
-            PoolClosedError: the pool has ended, or another client has ended it.
-        """
+        """Rent one more machine, of the first machines' offer if possible, and end the lost one."""
         self.check_open()
         self._costs.check()
         with self._lock:
@@ -146,11 +135,7 @@ class CloudAllocation(Allocation):
         return self._rent_one(offers)
 
     def release(self) -> None:
-        """End all of the pool's resources at the cloud, and wait until they are deleted.
-
-        Raises:
-            ProviderError: the cloud cannot be reached, or machines do not end, which the message names.
-        """
+        """End all of the pool's resources at the cloud, and wait until they are deleted."""
         with self._lock:  # a replacement added concurrently is either in `cleanup` or refused
             cleanup = self._cleanup.pop_all()
         cleanup.close()

