@@ -13,7 +13,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -102,18 +101,12 @@ class PoolDirectory:
 
     def add(self, node: int, key: bytes) -> Path:
         """Create a directory for a node, with the node's key in a file that only the owner can read."""
-        names = (str(node) if again == 0 else f"{node}.{again}" for again in count())  # replaced nodes leave theirs
-        for name in names:
-            path = self.path / name
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise ProviderError(
-                    f"The directory {path} of node {node} cannot be made ({error.strerror})."
-                ) from error
-            break
+        try:
+            path = Path(tempfile.mkdtemp(prefix=f"{node}.", dir=self.path))
+        except OSError as error:
+            raise ProviderError(
+                f"The directory of node {node} cannot be made in {self.path} ({error.strerror})."
+            ) from error
         with open(os.open(path / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(key)
         return path

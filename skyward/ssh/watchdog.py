@@ -79,8 +79,6 @@ class Watchdog:
             attempt: number of earlier watchdogs of the pool there; `go` ends what they have left.
         """
         self._lock = threading.Lock()  # one request at a time
-        self._made: dict[int, int] = defaultdict(int)  # number of directories created for each node
-        self._suffix = ""
         self.label = f"{slot}.{attempt}"
         words = (pool, f"{lease_s:.0f}", str(slot), str(attempt))
         self.connection = connect(host, folder, "sh", "-c", _SCRIPT, "sh", *words)
@@ -114,7 +112,6 @@ class Watchdog:
         """
         said = self._ask("adopt" if adopts else "go")
         self.directory = PurePosixPath(said.removeprefix("ready "))
-        self._suffix = f".{token_hex(2)}" if adopts else ""
 
     def outlast(self) -> None:
         """Keep everything there until the lease expires if the client disappears."""
@@ -152,10 +149,7 @@ class Watchdog:
             owner: number of the user that the node's programs run as. None if only the image defines it: the directory
                 is then open to all users, and the pool's directory above it excludes others.
         """
-        with self._lock:
-            again = self._made[node]
-            self._made[node] += 1
-        name = f"{node}.{again}{self._suffix}" if again or self._suffix else str(node)  # a replaced node leaves its own
+        name = f"{node}.{token_hex(2)}"  # a replaced node leaves its own
         self._ask(f"node {name} {_escaped(key)} {'any' if owner is None else owner}")
         return self.directory / name
 
