@@ -29,7 +29,7 @@ from skyward.engine.address import EngineAddress
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.records.run import FOLDER_VARIABLE, write_json
-from skyward.system import socket, threading, time
+from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.wire.frames import dial
 
 CONNECT_S = 8.0  # for the machine's first answer
@@ -85,8 +85,7 @@ class SshConnection(ABC):
         self.host, self.ended = host, threading.Event()
         self._folder = folder
         self._lock = threading.Lock()
-        self._news = threading.Condition()
-        self._lines: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()  # None at the end
         self._forwards = 0
         self._dialling, self._dialled = threading.Lock(), dict[str, Path]()
         self._said = ""
@@ -136,14 +135,18 @@ class SshConnection(ABC):
 
     def wait_line(self, timeout_s: float) -> str | None:
         """Return the next line that the session's command printed; None at its end, or if none arrives in time."""
-        with self._news:
-            self._news.wait_for(lambda: self._lines or self.ended.is_set(), timeout_s)
-            return self._lines.pop(0) if self._lines else None
+        try:
+            line = self._lines.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return None
+        if line is None:
+            self._lines.put(None)  # for the next call
+        return line
 
     def wait_marked(self, mark: str, timeout_s: float) -> str | None:
         """Like `wait_line`, for lines that start with a mark, which is removed; users' shell files may print others."""
         deadline = time.monotonic() + timeout_s
-        while (line := self.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
+        while (line := self.wait_line(deadline - time.monotonic())) is not None:
             before, found, said = line.partition(mark)
             if found and not before:
                 return said
@@ -151,7 +154,7 @@ class SshConnection(ABC):
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Call an action when the connection ends, for whatever reason; at once if it has ended."""
-        with self._news:
+        with self._lock:
             if not self.ended.is_set():
                 self._at_end.append(action)
                 return
@@ -188,17 +191,15 @@ class SshConnection(ABC):
             return self._folder / f"f{self._forwards}"
 
     def _hear(self, line: bytes) -> None:
-        with self._news:
-            self._lines.append(line.decode(errors="replace").rstrip("\r\n"))
-            self._news.notify_all()
+        self._lines.put(line.decode(errors="replace").rstrip("\r\n"))
 
     def _end(self, said: str) -> None:
         """Record that the connection has ended, and why."""
         self._said = said
-        with self._news:
+        with self._lock:
             self.ended.set()
             actions, self._at_end = self._at_end, []
-            self._news.notify_all()
+        self._lines.put(None)
         for action in actions:
             action()
 
