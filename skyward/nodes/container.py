@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from skyward.engine import Container, ContainerSpec, Engine, Watch
 from skyward.engine.container import ACCOUNTS
@@ -20,6 +21,7 @@ from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
 from skyward.nodes.process_id import USER, ProcessId, current_user
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
+from skyward.wire.frames import dial
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # the node's directory, as containers see it
@@ -35,24 +37,31 @@ def owner_labels(owner: ProcessId) -> dict[str, str]:
     return {USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
 
 
-class RunDirectory(Protocol):
-    """The run directory of a node, on this or another machine."""
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The run directory of a node on this machine; a subclass has one on another.
 
-    @property
-    def path(self) -> PurePath:
-        """Its path on that machine."""
+    Attributes:
+        path: its path on that machine.
+    """
+
+    path: PurePath
 
     def dial(self, address: str) -> socket.socket:
         """Return a socket connected to an address that the node announced."""
+        return dial(Path(self.path), address)
 
     def remove(self) -> None:
         """Remove the directory; does nothing if it does not exist."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def is_lost(self) -> bool:
         """Return whether its machine is lost, so that nothing can be done there."""
+        return False
 
     def loss_reason(self) -> str:
         """Return what has happened to its machine, to complete "Node 1 ..."; "" if it is not lost."""
+        return ""
 
 
 class PoolContainers:
@@ -76,7 +85,7 @@ class PoolContainers:
         self._images: dict[str, _ImageSettings] = {}
         self._gate = threading.Condition()
         self._starts, self._closed = 0, False
-        self.ids: dict[int, str] = {}  # of each node's latest container
+        self.nodes: dict[int, tuple[str, RunDirectory]] = {}  # the latest container of each, and its directory
         self.watch: Watch = engine.watch({POOL: pool})
 
     def start(
@@ -110,13 +119,19 @@ class PoolContainers:
             except BaseException:
                 directory.remove()
                 raise
-        self.ids[launch.node] = container.id
+        self.nodes[launch.node] = (container.id, directory)
         process = ContainerProcess(self, container.id, container.output, launch.name, directory)
         return RunnerNode(launch, process)
 
-    def adopt(self, launch: Launch, container_id: str, directory: RunDirectory, agent: str) -> RunnerNode:
+    def about(self, node: int) -> Mapping[str, str]:
+        """Return the data by which `adopt` finds a node."""
+        container_id, directory = self.nodes[node]
+        return {"directory": str(directory.path), "container": container_id}
+
+    def adopt(self, launch: Launch, about: Mapping[str, Any], directory: RunDirectory, agent: str) -> RunnerNode:
         """Return a node whose container an earlier client has started, running or not."""
-        self.ids[launch.node] = container_id
+        container_id = str(about["container"])
+        self.nodes[launch.node] = (container_id, directory)
         # its output goes to the client that started it
         process = ContainerProcess(self, container_id, lambda: iter(()), launch.name, directory)
         return RunnerNode(launch, process, agent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -54,7 +54,6 @@ class Machine:
         self.host, self.name = host, host.name
         self._containers: PoolContainers | None = None
         self._lock = threading.Lock()
-        self.directories: dict[int, PurePosixPath] = {}  # of its nodes, by index: the latest one of each
         self._loss_known = threading.Event()  # set once the reason is known
         self._changed = False  # whether something may have been created on the machine
         self._closing = False
@@ -124,29 +123,27 @@ class Machine:
         labels = {WATCHDOG: self.watchdog.label, OWNER_ID: ""}
 
         def directory(owner: int | None) -> RunDirectory:
-            path = self.directories[launch.node] = self.watchdog.add(launch.node, launch.key, owner)
-            return _HostDirectory(self, path)
+            return _HostDirectory(self.watchdog.add(launch.node, launch.key, owner), self)
 
         return containers.start(launch, directory, gpus, labels, int(self.info["MemTotal"]))
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> RunnerNode:
         """Return a node whose container an earlier client has started there."""
-        containers = self._containers
-        assert containers is not None
-        path = self.directories[launch.node] = PurePosixPath(about["directory"])
-        return containers.adopt(launch, str(about["container"]), _HostDirectory(self, path), agent)
+        assert self._containers is not None
+        directory = _HostDirectory(PurePosixPath(about["directory"]), self)
+        return self._containers.adopt(launch, about, directory, agent)
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return the data by which `adopt` finds a node of this machine."""
         assert self._containers is not None
         slot, attempt = self.watchdog.label.split(".")
-        return {
-            "host": self.name,
-            "slot": int(slot),
-            "attempt": int(attempt),
-            "directory": str(self.directories[node]),
-            "container": self._containers.ids[node],
-        }
+        place = {"host": self.name, "slot": int(slot), "attempt": int(attempt)}
+        return {**place, **self._containers.about(node)}
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The indexes of the nodes that have been started there."""
+        return self._containers.nodes.keys() if self._containers is not None else ()
 
     def leave(self, keep_s: float) -> None:
         """Leave everything to the next client, and close the connection.
@@ -160,12 +157,6 @@ class Machine:
             return
         self._containers.let_go()
         self.watchdog.leave(keep_s)
-
-    def dial(self, directory: PurePosixPath, address: str) -> socket.socket:
-        """Return a socket connected to an address that a node there announced."""
-        scheme, _, rest = address.partition(":")
-        remote = str(directory / PurePosixPath(rest).name) if scheme == "unix" else rest
-        return self.connection.dial(remote)
 
     # loss and end ------------------------------------------------------------------------------------------------
 
@@ -234,14 +225,15 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class _HostDirectory:
+class _HostDirectory(RunDirectory):
     """A node's directory on a remote machine."""
 
     machine: Machine
-    path: PurePosixPath
 
     def dial(self, address: str) -> socket.socket:
-        return self.machine.dial(self.path, address)
+        scheme, _, rest = address.partition(":")
+        remote = str(self.path / PurePosixPath(rest).name) if scheme == "unix" else rest
+        return self.machine.connection.dial(remote)
 
     def remove(self) -> None:
         if not self.machine.is_gone:

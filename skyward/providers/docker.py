@@ -6,7 +6,6 @@ All nodes use the machine's network. Each shares a private directory with the cl
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,8 +30,6 @@ from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, share
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.system import socket
-from skyward.wire.frames import dial
 
 if TYPE_CHECKING:
     from skyward.builder.store import EngineImages
@@ -118,7 +115,6 @@ class DockerAllocation(Allocation):
         self._provider = provider
         self._host: LocalHost | None = None
         self._containers: PoolContainers | None = None
-        self._directories: dict[int, Path] = {}  # the last directory of each node
 
     def acquire(self) -> Sequence[Host]:
         """Return this machine once for each node."""
@@ -151,8 +147,7 @@ class DockerAllocation(Allocation):
         def directory(owner: int | None) -> RunDirectory:
             path = pool.add(launch.node, launch.key)
             share(path, owner)
-            self._directories[launch.node] = path
-            return _SharedDirectory(path)
+            return RunDirectory(path)
 
         assert self._containers
         return self._containers.start(launch, directory, gpus_of_container(launch))
@@ -160,13 +155,12 @@ class DockerAllocation(Allocation):
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
         """Return a container started by an earlier client."""
         assert self._containers
-        path = self._directories[launch.node] = Path(about["directory"])
-        return self._containers.adopt(launch, str(about["container"]), _SharedDirectory(path), agent), None
+        return self._containers.adopt(launch, about, RunDirectory(Path(about["directory"])), agent), None
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return the directory of a node, and its container."""
         assert self._containers
-        return {"directory": str(self._directories[node]), "container": self._containers.ids[node]}
+        return self._containers.about(node)
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - the nodes end on their own
         """Leave the containers running."""
@@ -180,25 +174,6 @@ class DockerAllocation(Allocation):
                 last.callback(self._host.directory.remove)
             if self._containers is not None:
                 self._containers.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _SharedDirectory:
-    """A node's directory, which the client can also access."""
-
-    path: Path
-
-    def dial(self, address: str) -> socket.socket:
-        return dial(self.path, address)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def is_lost(self) -> bool:
-        return False  # it is on this machine
-
-    def loss_reason(self) -> str:
-        return ""
 
 
 def _remove_unstarted(engine: Engine) -> None:

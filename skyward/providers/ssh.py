@@ -355,13 +355,13 @@ class SshAllocation(Allocation):
 
     def about(self, node: int) -> Mapping[str, Any]:
         """Return host, watchdog, directory and container of a node."""
-        return next(each for each in reversed(self.machines) if node in each.directories).about(node)
+        return next(each for each in reversed(self.machines) if node in each.nodes).about(node)
 
     def let_go(self, keep_s: float, nodes: Collection[int]) -> None:
         """Leave these nodes running, and end everything else; the first error is raised after all have been tried."""
 
         def end(machine: Machine) -> None:
-            if machine.directories.keys().isdisjoint(nodes):
+            if set(machine.nodes).isdisjoint(nodes):
                 machine.close()
             else:
                 machine.leave(keep_s)

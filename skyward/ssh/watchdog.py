@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from secrets import token_hex
 
 from skyward.errors import ProviderError, SkywardError
@@ -159,7 +159,7 @@ class Watchdog:
         self._ask(f"keep {name} {_escaped(content)}")
         return Path(self.directory / name)
 
-    def drop(self, directory: PurePosixPath) -> None:
+    def drop(self, directory: PurePath) -> None:
         """Remove a node's directory."""
         self._ask(f"drop {directory.name}")
 
