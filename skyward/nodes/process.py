@@ -23,11 +23,60 @@ from skyward.system import socket, threading, time
 from skyward.wire.frames import dial
 
 _GRACE_S = 1.0  # from the request to end until the kill
+_KILLED_S = 10.0  # how long the kernel may take for that
 _DISMISSED_S = 3.0  # how long a dismissed node of another client may take to end
 _LOOK_S = 0.02
 
 
-class LocalProcess:
+class AdoptedProcess:
+    """The runner of a node that another process of this user has started. It is not a child of this process.
+
+    Args:
+        name: name of the node.
+        directory: its run directory, which records the process.
+    """
+
+    channel = b""  # a unix socket of this machine
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.title, self._directory = f"process {name}", directory
+        self._id = noted_process(directory)
+        self._asked = False  # whether it was asked to end
+
+    def output(self) -> Iterator[bytes]:
+        """Return an empty iterator: the output goes to the client that started the process."""
+        return iter(())
+
+    def dial(self, address: str) -> socket.socket:
+        """Return a socket connected to an address that the runner announced."""
+        return dial(self._directory, address)
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """Return that the process has ended, None if it runs after `timeout_s`; only the parent knows the status."""
+        if self._id is not None and not _wait_gone([self._id], timeout_s):
+            return None
+        return Exit(code=None, text="has ended")
+
+    def ask_to_end(self) -> None:
+        """Ask the process and its group to end, without waiting. Repeated calls do nothing."""
+        if not self._asked:
+            self._asked = True
+            self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End the process and everything it has started, by force after _GRACE_S, and remove its directory."""
+        self.ask_to_end()
+        if self.wait(_GRACE_S) is None:
+            self._signal(signal.SIGKILL)
+            self.wait(_KILLED_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        if self._id is not None and not self._id.is_gone():
+            _signal_group(self._id.pid, number)
+
+
+class LocalProcess(AdoptedProcess):
     """A runner as a process, which shares a session and process group with its workers.
 
     Args:
@@ -38,13 +87,8 @@ class LocalProcess:
         NodeStartError: the process could not be started.
     """
 
-    channel = b""  # a unix socket of this machine
-
     def __init__(self, launch: Launch, directory: Path) -> None:
-        work = directory / WORK_FOLDER
-        self._directory = directory
-        self.title = f"process {launch.name}"
-        process = None
+        work, process = directory / WORK_FOLDER, None
         try:
             work.mkdir()
             process = self._process = subprocess.Popen(
@@ -62,12 +106,12 @@ class LocalProcess:
                 _signal_group(process.pid, signal.SIGKILL)
                 process.communicate()
             raise NodeStartError(
-                f"Node {launch.node} of pool {launch.pool} ({self.title}) could not be started: {error}."
+                f"Node {launch.node} of pool {launch.pool} (process {launch.name}) could not be started: {error}."
             ) from error
+        super().__init__(launch.name, directory)
         self._reaping = threading.Lock()  # guards against sending a signal to a process ID that has been released
-        self._ended = threading.Event()
         self._silent = threading.Event()  # its output has ended
-        self._asked = False  # whether it was asked to end
+        self._ended = threading.Event()
         threading.Thread(target=self._wait, name=f"{launch.name}-end", daemon=True).start()
 
     def output(self) -> Iterator[bytes]:
@@ -79,10 +123,6 @@ class LocalProcess:
                 yield chunk
         self._silent.set()
 
-    def dial(self, address: str) -> socket.socket:
-        """Return a socket connected to an address that the runner announced."""
-        return dial(self._directory, address)
-
     def wait(self, timeout_s: float) -> Exit | None:
         """Return how the process ended, None if it still runs after `timeout_s`."""
         if not self._ended.wait(timeout_s):
@@ -90,24 +130,9 @@ class LocalProcess:
         code = self._process.returncode
         return exit_of(128 - code if code < 0 else code)
 
-    def ask_to_end(self) -> None:
-        """Ask the process and its group to end, without waiting. Repeated calls do nothing."""
-        if not self._asked:
-            self._asked = True
-            self._signal(signal.SIGTERM)
-
-    def end(self) -> None:
-        """End the process and everything it has started, by force after _GRACE_S, and remove its directory."""
-        self.ask_to_end()
-        self._ended.wait(_GRACE_S)
-        self._signal(signal.SIGKILL)
-        self._ended.wait()
-        self._silent.wait(_GRACE_S)  # until the rest of the group has ended too
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _signal(self, number: int) -> None:
         with self._reaping:
-            if not self._ended.is_set():
+            if self._process.returncode is None:
                 _signal_group(self._process.pid, number)
 
     def _wait(self) -> None:
@@ -116,45 +141,8 @@ class LocalProcess:
         with self._reaping:
             _signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self._ended.set()
-
-
-class AdoptedProcess:
-    """The runner of a node that another process of this user has started. It is not a child of this process.
-
-    Args:
-        name: name of the node.
-        directory: its run directory, which records the process.
-    """
-
-    channel = b""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        self.title, self._directory = f"process {name}", directory
-        self._process = noted_process(directory)
-
-    def output(self) -> Iterator[bytes]:
-        """Return an empty iterator: the output goes to the client that started the process."""
-        return iter(())
-
-    def dial(self, address: str) -> socket.socket:
-        """Return a socket connected to an address that the runner announced."""
-        return dial(self._directory, address)
-
-    def wait(self, timeout_s: float) -> Exit | None:
-        """Return that the process has ended, None if it runs after `timeout_s`; only the parent knows the status."""
-        if self._process is not None and not _wait_gone([self._process], timeout_s):
-            return None
-        return Exit(code=None, text="has ended")
-
-    def end(self) -> None:
-        """End the process and everything it has started, by force after _GRACE_S, and remove its directory."""
-        if self._process is not None and not self._process.is_gone():
-            _signal_group(self._process.pid, signal.SIGTERM)
-            if self.wait(_GRACE_S) is None:
-                _signal_group(self._process.pid, signal.SIGKILL)
-                self.wait(_GRACE_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._silent.wait(_GRACE_S)  # until the rest of the group has ended too
+        self._ended.set()
 
 
 def dismiss(processes: Sequence[ProcessId]) -> None:

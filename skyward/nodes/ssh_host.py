@@ -55,7 +55,6 @@ class Machine:
         self._containers: PoolContainers | None = None
         self._lock = threading.Lock()
         self._loss_known = threading.Event()  # set once the reason is known
-        self._changed = False  # whether something may have been created on the machine
         self._closing = False
         self._loss_reason = ""
 
@@ -91,7 +90,6 @@ class Machine:
             name: the name under which the pool may be kept; None if it has none.
             adopts: whether an earlier client of the pool has created the directory.
         """
-        self._changed = True
         self.watchdog.go(adopts=adopts)
         if name is not None:
             self.watchdog.outlast()
@@ -187,12 +185,11 @@ class Machine:
         if self._containers is not None:
             self._containers.shut()
         self._closing = True
-        if self.is_gone or not self._changed:
+        if self.is_gone or self._containers is None:
             self.connection.kill()
             return
         try:
-            if self._containers is not None:
-                self._containers.close()
+            self._containers.close()
         except SkywardError:
             if not self.is_gone:
                 self.connection.close()

@@ -72,7 +72,7 @@ class LocalAllocation(Allocation):
         super().__init__(request)
         self._host: LocalHost | None = None
         self._lock = threading.Lock()
-        self._processes: list[LocalProcess | AdoptedProcess] = []
+        self._processes: list[AdoptedProcess] = []
         self._directories: dict[int, Path] = {}  # the last directory of each node
 
     def acquire(self) -> Sequence[Host]:
@@ -131,8 +131,7 @@ class LocalAllocation(Allocation):
         with self._lock:
             processes = tuple(self._processes)
         for process in processes:
-            if isinstance(process, LocalProcess):
-                process.ask_to_end()  # all of them first, so that their grace periods run in parallel
+            process.ask_to_end()  # all of them first, so that their grace periods run in parallel
         for process in processes:
             process.end()
         if self._host is not None:

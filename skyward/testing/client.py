@@ -163,10 +163,10 @@ def fall_silent(provider: Provider, settings: Mapping[str, Any]) -> None:
 
 def destroy(provider: Provider, settings: Mapping[str, Any], pool_id: str) -> None:  # noqa: ARG001 - alike for all
     """Report the resources of a pool, destroy it twice, and report again."""
-    for _ in range(2):
+    for times in (0, 2):
+        for _ in range(times):
+            provider.destroy(pool_id)
         _say(json.dumps([found for found in provider.find() if found["pool"] == pool_id]))
-        provider.destroy(pool_id)
-    _say(json.dumps([found for found in provider.find() if found["pool"] == pool_id]))
 
 
 def _say(line: str) -> None:

@@ -190,6 +190,7 @@ class CloudAllocation(Allocation):
         first, offer, (instance,) = self._launch(1, offers, next(self._replacements))
         try:
             self.check_open()
+            self._check_exists()  # else it was ended while the machine was launched, and nobody has seen that one
             (starting,) = self._starting(first, [instance])
             self._wait_ready([starting])
             return self._add(self._join(starting.host), instance, offer)

@@ -52,10 +52,13 @@ def start(tmp_path: Path, pool: str, pools: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     started: list[Watchdog] = []
 
-    def make(host: str = "box", slot: int = 0, attempt: int = 0) -> Watchdog:
+    def make(host: str = "box", slot: int = 0, attempt: int = 0, goes: bool = True) -> Watchdog:
         folder = tmp_path / f"k{len(started)}"
         folder.mkdir()
         started.append(Watchdog(SshHost(host=host), folder, pool, 60, slot, attempt))
+        if goes:
+            started[-1].facts()
+            started[-1].go()
         return started[-1]
 
     yield make
@@ -70,7 +73,7 @@ def test_facts_are_told_before_anything_is_changed(start: Start, pools: Path, tm
     """What a shell file prints is no fact; the address is the one at which the host was reached."""
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "docker.sock"))
-        facts = start().facts()
+        facts = start(goes=False).facts()
     assert facts.address == "192.0.2.7"
     assert facts.machine == f"{os.uname().sysname} {os.uname().machine}"
     assert abs(facts.ahead_s) <= 2
@@ -82,8 +85,6 @@ def test_facts_are_told_before_anything_is_changed(start: Start, pools: Path, tm
 def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, pools: Path) -> None:
     """Any bytes can be a key; nobody else can read it; a node that is replaced leaves its directory alone."""
     watchdog = start()
-    watchdog.facts()
-    watchdog.go()
     key = bytes(range(256))
     first, again = watchdog.add(1, key, 0), watchdog.add(1, b"other", None)
     assert {Path(first).parent, Path(again).parent} == {pools / f"{pool}.0.0"}
@@ -99,8 +100,6 @@ def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, p
 def test_ports_are_free_and_chosen_at_random(start: Start) -> None:
     """They are outside the range that kernels hand out by themselves."""
     watchdog = start()
-    watchdog.facts()
-    watchdog.go()
     ports = {watchdog.port() for _ in range(5)}
     assert len(ports) > 1
     assert all(10_000 <= port < 30_000 for port in ports)
@@ -108,14 +107,11 @@ def test_ports_are_free_and_chosen_at_random(start: Start) -> None:
 
 def test_the_same_pool_twice_on_a_machine_is_refused(start: Start) -> None:
     """Two names of one machine: the second finds the first's directory."""
-    first, second, other = start(), start(), start(slot=1, attempt=3)
-    for watchdog in (first, second, other):
-        watchdog.facts()
-    first.go()
+    first = start()
     with pytest.raises(ProviderError, match="File exists"):
-        second.go()
+        start()
     with pytest.raises(ProviderError, match=r"File exists.* under another name"):
-        other.go()
+        start(slot=1, attempt=3)
     assert Path(first.directory).is_dir()
 
 
@@ -126,12 +122,9 @@ def test_the_next_attempt_on_a_machine_ends_what_the_last_one_left(start: Start,
         f'#!/bin/sh\ncase "$*" in *" ps "*) cat {engine} 2>/dev/null || : ;; *" rm "*) echo "$*" >>{tmp_path}/removed; '
         f"rm {engine} ;; esac\n"
     )
-    lost, again = start(), start(attempt=1)
-    for watchdog in (lost, again):
-        watchdog.facts()
-    lost.go()
+    lost = start()
     engine.write_text("c0ffee\n")
-    again.go()
+    again = start(attempt=1)
     assert not Path(lost.directory).exists()
     assert Path(again.directory).is_dir()
     assert "rm -f -v c0ffee" in (tmp_path / "removed").read_text()
@@ -142,7 +135,7 @@ def test_the_next_attempt_on_a_machine_ends_what_the_last_one_left(start: Start,
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_node_s_directory_belongs_to_the_user_of_its_container(start: Start) -> None:
     """Nobody else can open it; where nobody knows the user, only the pool's directory keeps others out."""
-    watchdog = start()
+    watchdog = start(goes=False)
     assert watchdog.facts().user == (os.geteuid(), os.getegid())
     watchdog.go()
     given, any_ = Path(watchdog.add(0, b"k", 10001)), Path(watchdog.add(1, b"k", None))
@@ -155,8 +148,6 @@ def test_a_node_s_directory_belongs_to_the_user_of_its_container(start: Start) -
 def test_a_file_for_containers_is_kept(start: Start) -> None:
     """Byte for byte, also with what printf(1) would read as its own; the same content is one file."""
     watchdog = start()
-    watchdog.facts()
-    watchdog.go()
     content = b"100 % \\n 'quoted'\nskyward:x:1000:1000::/home/skyward:/bin/sh\n" * 40
     kept = watchdog.keep(content)
     assert kept == watchdog.keep(content)
