@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
@@ -41,52 +41,43 @@ class Claim:
         session: the connection through which this client has claimed it.
         channel: identifier of its TLS certificate, for the handshakes inside.
         free_port: an unused port on its machine.
-        busy: whether another connection had claimed it before; this one may then only end it.
     """
 
     session: socket.socket = field(repr=False)
     channel: bytes
     free_port: int
-    busy: bool
 
 
 class Claimed(Protocol):
-    """A task, job or pod of a pool, whose program is a node or waits to become one."""
+    """A job or pod of a pool, whose program is a node or waits to become one.
 
-    @property
-    def machine(self) -> str:
-        """Name of the machine it runs on."""
+    Attributes:
+        machine: name of the machine it runs on.
+        address: its IP address, for the other nodes.
+        claim: the connection of this client to it; None before it is claimed.
+    """
 
-    @property
-    def address(self) -> str:
-        """Its IP address, for the other nodes."""
-
-    @property
-    def claim(self) -> Claim | None:
-        """The connection of this client to it; None before it is claimed."""
-
-
-class ClaimingAllocation(Protocol):
-    """The part of an allocation that `ClaimedHost` uses."""
-
-    def start(self, host: ClaimedHost[Any], launch: Launch) -> RunnerNode:
-        """Start the node on a host's task, job or pod."""
+    machine: str
+    address: str
+    claim: Claim | None
 
 
 C = TypeVar("C", bound=Claimed)
 
 
 class ClaimedHost(Generic[C]):
-    """The machine of a task, job or pod, as the host of one node. It is known once `prepare` has run.
+    """The machine of a job or pod, as the host of one node. It is known once `prepare` has run.
+
+    Args:
+        start: starts the node on a host's job or pod.
 
     Attributes:
-        allocation: the pool's allocation.
-        claimed: the task, job or pod; set by `prepare`.
+        claimed: the job or pod; set by `prepare`.
         process: its runner, once it is a node.
     """
 
-    def __init__(self, allocation: ClaimingAllocation, claimed: C | None = None) -> None:
-        self.allocation, self.claimed = allocation, claimed
+    def __init__(self, start: Callable[[ClaimedHost[C], Launch], RunnerNode], claimed: C | None = None) -> None:
+        self._start, self.claimed = start, claimed
         self.process: ClaimedProcess | None = None
 
     @property
@@ -111,7 +102,7 @@ class ClaimedHost(Generic[C]):
         Raises:
             ProviderError: the program has ended.
         """
-        return self.allocation.start(self, launch)
+        return self._start(self, launch)
 
     @property
     def _known(self) -> C:
@@ -213,20 +204,17 @@ def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | No
         ssl.SSLCertVerificationError: another program is listening there.
     """
     try:
-        tls = context.wrap_socket(sock)
-    except OSError as error:
-        sock.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            raise
+        tls, answer = _ask(sock, context, CLAIM)
+        greeting = json.loads(answer)
+    except ssl.SSLCertVerificationError:
+        raise
+    except OSError:
         return None
-    try:
-        tls.sendall(f"{CLAIM}\n".encode())
-        greeting = json.loads(_line(tls))
-    except (OSError, ValueError):
+    except ValueError:  # it has been claimed already
         tls.close()
         return None
     shown = end_point(tls.getpeercert(binary_form=True) or b"")
-    return Claim(plain_end(tls, name), shown, int(greeting["port"]), bool(greeting["busy"]))
+    return Claim(plain_end(tls, name), shown, int(greeting["port"]))
 
 
 def claim_at(
@@ -259,15 +247,9 @@ def open_through(
     Raises:
         WireError: nothing is listening there any more.
     """
-    sock = None
     try:
-        sock = dial()
-        tls = context.wrap_socket(sock)
-        tls.sendall(f"{OPEN} {address}\n".encode())
-        answer = _line(tls)
+        tls, answer = _ask(dial(), context, f"{OPEN} {address}")
     except OSError as error:
-        if sock is not None:
-            sock.close()
         raise WireError(f"{where} cannot be reached: {error}.") from error
     if answer != "ok":
         tls.close()
@@ -275,10 +257,10 @@ def open_through(
     return plain_end(tls, name)
 
 
-def end(session: socket.socket, how: str) -> None:
-    """Tell a claimed program to end at once: with RESTART if another is to be started in its place, else with STOP."""
+def end(session: socket.socket) -> None:
+    """Tell a claimed program to end at once."""
     with suppress(OSError):  # it has ended already
-        session.sendall(f"{json.dumps({'do': how})}\n".encode())
+        session.sendall(f"{json.dumps({'do': STOP})}\n".encode())
         session.shutdown(socket.SHUT_WR)
 
 
@@ -290,14 +272,9 @@ class ClaimedProcess(ABC):
         claim: the claimed program.
         title: a name for messages, such as "task 1f2e on stand1".
 
-    Attributes:
-        ending: the command that ends it, STOP or RESTART.
-
     Raises:
         ProviderError: the program has ended.
     """
-
-    ending: ClassVar[str] = STOP
 
     def __init__(self, launch: Launch, claim: Claim, title: str) -> None:
         self._session, self.channel, self.title = claim.session, claim.channel, title
@@ -347,7 +324,7 @@ class ClaimedProcess(ABC):
 
     def end(self) -> None:
         """End the runner at once."""
-        end(self._session, self.ending)
+        end(self._session)
         self._ended.wait(0 if self.is_unreachable() else _END_S)
         with suppress(OSError):  # it has ended already
             self._session.shutdown(socket.SHUT_RDWR)
@@ -365,12 +342,22 @@ class ClaimedProcess(ABC):
                 yield data
 
 
-def _line(tls: ssl.SSLSocket) -> str:
-    """Read the first line of a program's answer, byte by byte: it sends no more before the client replies."""
-    said = b""
-    while not said.endswith(b"\n") and len(said) < _LINE_BYTES:
-        data = tls.recv(1)
-        if not data:
-            break
-        said += data
-    return said.decode(errors="replace").strip()
+def _ask(sock: socket.socket, context: ssl.SSLContext, line: str) -> tuple[ssl.SSLSocket, str]:
+    """Encrypt a connection to a program and send its first line; return the connection and the program's answer.
+
+    The answer is read byte by byte, since the connection may carry something else behind it.
+    """
+    try:
+        tls = context.wrap_socket(sock)
+    except OSError:
+        sock.close()
+        raise
+    try:
+        tls.sendall(f"{line}\n".encode())
+        said = b""
+        while not said.endswith(b"\n") and len(said) < _LINE_BYTES and (data := tls.recv(1)):
+            said += data
+    except OSError:
+        tls.close()
+        raise
+    return tls, said.decode(errors="replace").strip()

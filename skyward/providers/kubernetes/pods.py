@@ -22,7 +22,7 @@ from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import ClusterApi, Document
 from skyward.providers.kubernetes.documents import PodRequest
-from skyward.runner.entry.claimed import STOP, keep_alive, ports
+from skyward.runner.entry.claimed import keep_alive, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 from skyward.wire.tls import Identity
@@ -209,7 +209,7 @@ class Pods:
         found = claim_at(
             partial(self._dial, pod), ports(self._request.pool, pod.number), pod.context, f"{pod.name}-claim"
         )
-        if found is not None and not found[0].busy:
+        if found is not None:
             pod.claim, pod.port = found
 
     def _dial(self, pod: Pod, port: int) -> socket.socket:
@@ -299,7 +299,7 @@ class Pods:
         with self._lock:
             claims = [pod.claim for pod in self._pods if pod.claim is not None]
         for each in claims:
-            end(each.session, STOP)
+            end(each.session)
             each.session.close()
 
 

@@ -175,7 +175,7 @@ class KubernetesAllocation(Allocation):
         sweep_orphans()
         self._api = ClusterApi(self._provider.address)
         sweep(self._api)
-        return [ClaimedHost(self) for _ in range(self.request.fewest)]
+        return [ClaimedHost(self.start) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Push the image to the registry unless it is there, create the pods, and wait until all of them run.
@@ -268,7 +268,7 @@ class KubernetesAllocation(Allocation):
             raise
         with self._lock:
             self.check_open()
-        return ClaimedHost(self, made)
+        return ClaimedHost(self.start, made)
 
     def _give_up(self, pods: Pods, lost: ClaimedHost[Pod]) -> None:
         """Delete a lost pod, and avoid its machine if the cluster considers the pod running but it does not answer."""

@@ -30,7 +30,7 @@ from skyward.providers.slurm.queue import (
     submitted,
     with_output,
 )
-from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
+from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS
 from skyward.system import socket, threading, time
 
 _LOOKS_S = (0.25, 5.0)  # between two queries of the queue while something is waited for: the first, and the longest
@@ -368,7 +368,7 @@ class Jobs:
         with self._lock:
             claims = [job.claim for job in self._jobs.values() if job.claim is not None]
         for each in claims:
-            end(each.session, STOP)
+            end(each.session)
             each.session.close()
 
 

@@ -195,7 +195,7 @@ class SlurmAllocation(Allocation):
         wanted = request.image.platform or request.platform
         if wanted != cluster.platform:
             raise ProviderError(f"The nodes of {cluster.login} are {cluster.platform}, and the image is for {wanted}.")
-        self._hosts = [ClaimedHost(self) for _ in range(request.fewest)]
+        self._hosts = [ClaimedHost(self.start) for _ in range(request.fewest)]
         return list(self._hosts)
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
@@ -297,7 +297,7 @@ class SlurmAllocation(Allocation):
         if isinstance(lost, ClaimedHost) and lost.claimed is not None:
             self._give_up(jobs, lost.claimed, lost.process)
         job = jobs.take()
-        host = ClaimedHost(self, job)
+        host = ClaimedHost(self.start, job)
         with self._lock:
             if self.ended.is_set() and job.claim:
                 job.claim.session.close()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from skyward.errors import WireError
 from skyward.model.instance import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
@@ -168,17 +168,7 @@ def _announce(folder: Path, listener: socket.socket) -> None:
 # the node -------------------------------------------------------------------------------------------------------------
 
 
-class End(NamedTuple):
-    """A request to end the task with this exit status."""
-
-    status: int
-
-
-class Start(NamedTuple):
-    """A request of the client that has claimed the task to run this node."""
-
-    client: socket.socket
-    order: Mapping[str, Any]
+_Order = tuple[socket.socket, Mapping[str, Any]]  # the client that has claimed the task, and the node that it asks for
 
 
 class Task:
@@ -187,7 +177,8 @@ class Task:
     def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
         self._listener, self._context, self._lease_s = listener, identity.context(server=True), lease_s
         self._channel = identity.end_point
-        self._events: SimpleQueue[End | Start | None] = SimpleQueue()  # None: the client disconnected, the lease begins
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()  # None: look at the state again
+        self._ending = threading.Event()  # set when the task was asked to end
         self._lock = threading.Lock()  # guards the attributes below
         self._client: socket.socket | None = None  # the one that has claimed the task
         self._contact = time.monotonic()
@@ -202,52 +193,51 @@ class Task:
             self._listener, wrap=self._wrap, authenticate=self._authenticate, serve=self._serve, say=_log
         )
         threading.Thread(target=acceptor.run, daemon=True).start()
-        event = self._wait()
-        if event is None:
-            _log(f"The task ends: no client came for {self._lease_s:g} s (its lease).")
+        ordered = self._wait()
+        if ordered is None:
             return 0
-        if isinstance(event, End):
-            return event.status
         with tempfile.TemporaryDirectory(prefix="skyward-") as folder:
-            return self._run_node(event, Path(folder))
+            return self._run_node(*ordered, Path(folder))
 
-    def _wait(self) -> End | Start | None:
-        """Return the first request of a client, or the end requested by a signal; None when the lease has expired."""
-        while True:
+    def _wait(self) -> _Order | None:
+        """Return the order of a client; None if the task is to end or its lease has expired."""
+        while not self._ending.is_set():
             with self._lock:
                 left = None if self._client else self._contact + self._lease_s - time.monotonic()
             if left is not None and left <= 0:
-                return None
+                _log(f"The task ends: no client came for {self._lease_s:g} s (its lease).")
+                break
             try:
-                event = self._events.get(timeout=left)
+                ordered = self._orders.get(timeout=left)
             except Empty:
                 continue
-            if event is not None:
-                return event
+            if ordered is not None:
+                return ordered
+        return None
 
-    def _run_node(self, start: Start, run_dir: Path) -> int:
+    def _run_node(self, client: socket.socket, order: Mapping[str, Any], run_dir: Path) -> int:
         """Run the runner to its end; return 0 if it ended as it should."""
-        runner = start_runner(start.order, run_dir, dict(os.environ), self._channel.hex(), subprocess.PIPE)
+        runner = start_runner(order, run_dir, dict(os.environ), self._channel.hex(), subprocess.PIPE)
         with self._lock:
             self._run_dir, self._runner = run_dir, runner
-        ends = self._requested_ends()  # those requested before there was a runner
-        if ends:
+        if self._ending.is_set():
             kill_group(runner)
         ending = threading.Thread(target=end_group_with, args=(runner,), daemon=True)
         ending.start()
-        self._forward_output(runner, start.client)
+        self._forward_output(runner, client)
         ending.join()
         code = exit_status(runner)
-        self._report_exit(start.client, code)
-        if ends := (*ends, *self._requested_ends()):
-            return max(end.status for end in ends)
-        return 0 if code == EXIT_LEASE else code
+        self._report_exit(client, code)
+        return 0 if self._ending.is_set() or code == EXIT_LEASE else code
 
-    def _requested_ends(self) -> tuple[End, ...]:
-        events = []
-        while not self._events.empty():
-            events.append(self._events.get())
-        return tuple(event for event in events if isinstance(event, End))
+    def _end(self) -> None:
+        """End the task, and its runner if it has one, at once."""
+        self._ending.set()
+        self._orders.put(None)
+        with self._lock:
+            runner = self._runner
+        if runner is not None:
+            kill_group(runner)
 
     def _forward_output(self, runner: subprocess.Popen[bytes], client: socket.socket) -> None:
         """Pass the runner's output on to the client while it is connected, and to the log."""
@@ -274,7 +264,7 @@ class Task:
         with self._lock:
             runner = self._runner
         if runner is None:
-            self._events.put(End(0))
+            self._end()
         elif runner.poll() is None:
             runner.send_signal(number)
 
@@ -327,34 +317,30 @@ class Task:
         splice(there, tls)
 
     def _serve_claim(self, tls: ssl.SSLSocket) -> None:
-        """Reserve the task for the client until its connection ends. Others may only end the task meanwhile."""
+        """Reserve the task for the client until its connection ends, and carry out its requests."""
         with self._lock:
-            busy = self._client is not None or self._runner is not None
-            self._client = self._client or tls
+            if self._client is not None or self._runner is not None:
+                tls.close()
+                return
+            self._client = tls
         near: socket.socket = tls
         try:
-            tls.sendall(f"{json.dumps({'busy': busy, 'port': free_port()})}\n".encode())
+            tls.sendall(f"{json.dumps({'port': free_port()})}\n".encode())
             near = plain_end(tls, "claim")
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_FLUSH_S), 0))
             for line in near.makefile("r", encoding="utf-8"):
-                self._do(near, json.loads(line), busy=busy)
+                request = json.loads(line)
+                if request["do"] == START:
+                    self._orders.put((near, request))
+                else:
+                    self._end()
         except ValueError as error:
             _log(f"A client sent a request that is not understood ({error}); its connection was closed.")
         finally:
             near.close()
-            if not busy:
-                with self._lock:
-                    self._client, self._contact = None, time.monotonic()
-            self._events.put(None)
-
-    def _do(self, client: socket.socket, request: Mapping[str, Any], *, busy: bool) -> None:
-        """Carry out a request on a `claim` connection."""
-        if request["do"] == START and not busy:
-            self._events.put(Start(client, request))
-        elif request["do"] == STOP:
-            self._events.put(End(0))
-            if self._runner is not None:
-                kill_group(self._runner)
+            with self._lock:
+                self._client, self._contact = None, time.monotonic()
+            self._orders.put(None)
 
 
 class Pod(Task):
@@ -368,7 +354,7 @@ class Pod(Task):
         with self._lock:
             runner = self._runner
         if runner is None:
-            self._events.put(End(0))
+            self._end()
         else:
             kill_group(runner)
 

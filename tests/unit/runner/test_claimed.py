@@ -68,8 +68,8 @@ class Client:
         tls.sendall(f"{word}\n".encode())
         return tls
 
-    def claim(self) -> tuple[socket.socket, dict[str, object]]:
-        """Claim the task: the connection, and the greeting."""
+    def claim(self) -> socket.socket:
+        """Claim the task, whose greeting is a line."""
         tls = self.connect("claim")
         greeting = b""
         while not greeting.endswith(b"\n"):
@@ -78,7 +78,7 @@ class Client:
             greeting += data
         sock = plain_end(tls, "client")
         sock.settimeout(WAIT_S)
-        return sock, json.loads(greeting)
+        return sock
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,7 @@ def heard(session: socket.socket) -> Iterator[tuple[int, bytes]]:
 def test_a_task_becomes_the_node_that_its_client_wants(start: Start, pool: tuple[Identity, Identity]) -> None:
     """The runner announces itself, is reached through TLS, and ends when it is asked to, with status 0."""
     task, client = start(), Client(pool[0])
-    session, greeting = client.claim()
-    assert greeting["busy"] is False
+    session = client.claim()
     session.sendall(order())
     news = heard(session)
     said = ""
@@ -165,7 +164,7 @@ def test_a_task_becomes_the_node_that_its_client_wants(start: Start, pool: tuple
 def test_a_task_accepts_nobody_without_the_pools_certificate(start: Start, pool: tuple[Identity, Identity]) -> None:
     """One that another authority made, and none at all: the connection ends before anything of it is read."""
     task = start()
-    session, _ = Client(pool[0]).claim()
+    session = Client(pool[0]).claim()
     stranger = identities("Kubernetes", "another", 1)[0][0]
     for identity in (Identity(stranger.certificate, stranger.private_key, peer=pool[0].peer), None):
         context = identity.context(server=False) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -187,11 +186,11 @@ def test_a_task_accepts_nobody_without_the_pools_certificate(start: Start, pool:
 def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, Identity]) -> None:
     """Peers that do not even begin TLS, more than are waited for at once."""
     start()
-    session, _ = Client(pool[0]).claim()
+    session = Client(pool[0]).claim()
     session.close()
     silent = [socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) for _ in range(12)]
     began = time.monotonic()
-    Client(pool[0]).claim()[0].close()
+    Client(pool[0]).claim().close()
     assert time.monotonic() - began < 9  # less than one of them may take
     for sock in silent:
         sock.close()
