@@ -236,8 +236,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a silent node is not given up",
         NODE,
-        "        if self._agent is not None:\n            self._agent.close()\n\n    def leave",
-        "\n    def leave",
+        "        if self._agent is not None:\n            self._agent.close()\n\n    def discard",
+        "\n    def discard",
     ),
     Mutant(
         "readers of a silent node go on",
@@ -312,7 +312,7 @@ REVERTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "94b5876: a host that is gone before its node has left",
-        NODE,
+        MANAGER,
         "        except SkywardError:\n            pass  # its host may be gone already;"
         " closing the pool tries again, and reports errors\n",
         "        finally:\n            pass\n",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from skyward._pool.background import Callbacks
 from skyward._pool.collective.worker_group import WorkerGroup
@@ -19,7 +20,7 @@ from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient, PoolL
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.starting import NodeStarter, discard
 from skyward._pool.signals import listen, uninterrupted
-from skyward.errors import BudgetSpentError, PoolClosedError, PoolError
+from skyward.errors import BudgetSpentError, PoolClosedError, PoolError, SkywardError
 from skyward.model.instance import EXIT_DISMISSED
 from skyward.nodes.node import Host
 from skyward.providers.base import PoolRequest, PreemptionNotice
@@ -27,6 +28,7 @@ from skyward.records.pools import PoolRecord
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor, wait
 
+T = TypeVar("T")
 DRAIN_GRACE_S = 10.0  # for the plugins of a drained node to exit
 _AT_ONCE = 16  # nodes started, or ended, concurrently
 _LOOK_S = 0.1
@@ -64,8 +66,7 @@ class NodeManager:
     ) -> None:
         self._named, self._kept = named, set[int]()
         self._pool, self._settings, self._table, self._tell = request.pool_id, settings, table, tell
-        self._record = record
-        self._dispatcher, self._group = dispatcher, group
+        self._dispatcher, self._group, self._record = dispatcher, group, record
         link = PoolLink(
             dispatcher=dispatcher,
             printer=printer,
@@ -74,14 +75,14 @@ class NodeManager:
             worker_started=group.worker_started,
             worker_lost=group.worker_lost,
             node_gone=self.node_gone,
-            dismissed=partial(self._end, DISMISSED),
+            dismissed=partial(self._end_by, DISMISSED),
             secrets=tuple(value for _, value in settings.secrets),
         )
         self._threads: list[threading.Thread] = []
         self._starting = threading.Semaphore(_AT_ONCE)
         self._released = threading.Event()
         self._closing: list[NodeClient] = []
-        self._spent: BudgetSpentError | None = None  # why no more nodes can be started
+        self._failure: PoolError | None = None  # why the pool was ended from elsewhere
         self.allocation = settings.provider.open(
             replace(request, on_preemption=self.preempted, on_budget_spent=self._budget_spent)
         )
@@ -114,11 +115,11 @@ class NodeManager:
             with table.changed:
                 enough = partial(
                     table.changed.wait_for,
-                    lambda: len(table.early) >= needed or table.is_hopeless(nodes.least, needed) or self._spent,
+                    lambda: len(table.early) >= needed or table.is_hopeless(nodes.least, needed) or self._failure,
                 )
                 listen(enough)
-                if self._spent is not None:
-                    raise self._spent
+                if self._failure is not None:
+                    raise self._failure
                 if len(table.early) < needed:
                     raise table.start_error()
         except BaseException:
@@ -181,7 +182,7 @@ class NodeManager:
                 if table.waits_for_first_set_up(node) or self._serves(slot, node):
                     return
             except PoolClosedError as error:
-                self._end(f"cannot go on: {error}")
+                self._end_by(f"cannot go on: {error}")
                 return
             except Exception as error:  # any error, since callers may be waiting for this node
                 if not self._note_failure(slot, error):
@@ -231,19 +232,20 @@ class NodeManager:
             self._dispatcher.give_up(self._settings.worker.ranks_of_node(slot.index), slot.absent)
         return True
 
-    def _end(self, how: str) -> None:
+    def _end(self, failure: PoolError) -> None:
         """Fail all calls and stop replacing nodes, since the pool has been ended from elsewhere."""
         if not self._table.closed.is_set():
-            self._dispatcher.close(PoolError(f"Pool {self._pool} {how.removesuffix('.')}. Open another one."))
+            self._failure = failure
+            self._dispatcher.close(failure)
             self.stop()
 
+    def _end_by(self, how: str) -> None:
+        self._end(PoolError(f"Pool {self._pool} {how.removesuffix('.')}. Open another one."))
+
     def _budget_spent(self, text: str) -> None:
-        """Fail all calls and stop replacing nodes, since the provider is about to end all machines."""
-        if not self._table.closed.is_set():
-            self._tell(text)
-            self._spent = BudgetSpentError(text)
-            self._dispatcher.close(self._spent)
-            self.stop()
+        """End the pool, since the provider is about to end all machines."""
+        self._tell(text)
+        self._end(BudgetSpentError(text))
 
     # events of nodes and the provider --------------------------------------------------------------------------
 
@@ -253,7 +255,7 @@ class NodeManager:
         gone = node.gone
         self._record.event("node_lost", node=node.index, host=node.host.name, reason=gone.text, code=gone.code)
         if node.gone.code == EXIT_DISMISSED:
-            self._end(DISMISSED)
+            self._end_by(DISMISSED)
             return
         with self._table.changed:
             if node in self._table.draining:
@@ -294,7 +296,10 @@ class NodeManager:
         if any(map(self._dispatcher.load.held, node.workers)):
             node.declare_lost("its host was about to be taken away, and its time was up")
             return
-        node.leave(min(DRAIN_GRACE_S, max(1.0, left())))
+        try:
+            node.discard(min(DRAIN_GRACE_S, max(1.0, left())))
+        except SkywardError:
+            pass  # its host may be gone already; closing the pool tries again, and reports errors
         with self._table.changed:
             if node not in self._table.draining:
                 return  # it was lost, or the pool was closed, in the meantime
@@ -311,26 +316,8 @@ class NodeManager:
 
     def close(self, grace_s: float) -> None:
         """Shut all nodes down, exiting their plugins first; remove those that are left after `grace_s`."""
-        self.stop()
-        with self._table.changed:
-            nodes = list(dict.fromkeys(self._table.all_nodes()))
-            self._table.draining, self._closing = [], nodes
-            for slot in self._table.slots:
-                slot.node = None
-        if nodes:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(nodes)), thread_name_prefix="skyward-stop") as threads:
-                ends = []
-                for node in nodes:
-                    try:
-                        ends.append(threads.submit(node.close, grace_s))
-                    except RuntimeError:  # no more threads can be started; do it here
-                        node.close(grace_s)
-                # Python handles a signal that arrives just before a wait for a lock only after that wait (8 of 24 times
-                # on two busy cores), and its handler may call hurry
-                while wait(ends, _SIGNALS_S).not_done:
-                    pass
-            for end in ends:
-                end.result()
+        self._closing = self._taken_nodes()
+        self._on_each(self._closing, lambda node: node.close(grace_s))
 
     def keep(self, grace_s: float) -> None:
         """Keep the nodes for the pool's next client, and end those that cannot be kept.
@@ -339,18 +326,35 @@ class NodeManager:
             SkywardError: one of the latter cannot be removed.
         """
         assert self._named is not None and self._named.keep_s is not None
-        keep_s = self._named.keep_s
+        keep_s, draining = self._named.keep_s, tuple(self._table.draining)
+        nodes = self._taken_nodes()
+        answers = self._on_each(nodes, lambda node: node not in draining and node.keep(keep_s, grace_s))
+        self._kept = {node.index for node, is_kept in zip(nodes, answers, strict=True) if is_kept}
+        for node, is_kept in zip(nodes, answers, strict=True):
+            if not is_kept:
+                node.close(0.0)
+
+    def _taken_nodes(self) -> list[NodeClient]:
+        """Stop replacing nodes, and take all of them off the table."""
         self.stop()
         with self._table.changed:
-            nodes = [slot.node for slot in self._table.slots if slot.node is not None]
-            others, self._table.draining = self._table.draining, []
+            nodes = list(dict.fromkeys(self._table.all_nodes()))
+            self._table.draining = []
             for slot in self._table.slots:
                 slot.node = None
-        with ThreadPoolExecutor(min(_AT_ONCE, len(nodes) or 1), thread_name_prefix="skyward-stop") as threads:
-            answers = list(threads.map(lambda node: node.keep(keep_s, grace_s), nodes))
-        self._kept = {node.index for node, is_kept in zip(nodes, answers, strict=True) if is_kept}
-        for node in [*others, *(node for node in nodes if node.index not in self._kept)]:
-            node.close(0.0)
+        return nodes
+
+    def _on_each(self, nodes: Sequence[NodeClient], action: Callable[[NodeClient], T]) -> list[T]:
+        """Call a function with several nodes at once; return the results in order, or raise the first error."""
+        if not nodes:
+            return []
+        with ThreadPoolExecutor(min(_AT_ONCE, len(nodes)), thread_name_prefix="skyward-stop") as threads:
+            ends = [threads.submit(action, node) for node in nodes]
+            # Python handles a signal that arrives just before a wait for a lock only after that wait (8 of 24 times
+            # on two busy cores), and its handler may call hurry
+            while wait(ends, _SIGNALS_S).not_done:
+                pass
+        return [end.result() for end in ends]
 
     def hurry(self) -> None:
         """Remove the nodes that `close` waits for, which ends it."""

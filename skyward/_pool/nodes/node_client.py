@@ -378,30 +378,18 @@ class NodeClient:
         if self._agent is not None:
             self._agent.close()
 
-    def leave(self, grace_s: float) -> None:
-        """`close` a drained node while the pool stays open."""
-        try:
-            self.close(grace_s)
-        except SkywardError:
-            pass  # its host may be gone already; closing the pool tries again, and reports errors
-        self._settle_calls("was drained")
-
-    def discard(self) -> None:
-        """`close` an unusable node, whose workers may have taken calls already, while the pool stays open.
+    def discard(self, grace_s: float = 0.0) -> None:
+        """`close` a drained or unusable node while the pool stays open, and settle the calls of its workers.
 
         Raises:
             SkywardError: it cannot be removed.
         """
         try:
-            self.close(0.0)
+            self.close(grace_s)
         finally:
-            self._settle_calls("could not be used")
-
-    def _settle_calls(self, text: str) -> None:
-        """Settle the calls of a node that was closed."""
-        self.gone = Exit(code=0, text=text)
-        for worker in self.workers:
-            self._pool.dispatcher.lose(worker, worker.lost_running(None, self.gone), is_known=True)
+            self.gone = Exit(code=0, text="it was ended by its pool")
+            for worker in self.workers:
+                self._pool.dispatcher.lose(worker, worker.lost_running(None, self.gone), is_known=True)
 
     def close(self, grace_s: float) -> None:
         """Shut the node down, exiting its plugins first; remove it if it is left after `grace_s`."""
