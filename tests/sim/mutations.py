@@ -327,8 +327,8 @@ REVERTS: tuple[Mutant, ...] = (
     Mutant(
         "2d34217: the error of a rank that is just telling it",
         COLLECTIVE,
-        "lambda: not self._without_stack()",
-        "lambda: not self._silent()",
+        "if not self._samples.get(task.rank)]",
+        "if task.rank not in self._samples]",
     ),
     Mutant(
         "a rank lost before its pool was a group",

@@ -18,13 +18,11 @@ from skyward._pool.signals import listen, uninterrupted
 from skyward._pool.task import Broadcast, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
-from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
 
 ANSWER_S = 0.7  # how long a rank may take to report its stack
 _LOOK_S = 0.05
-_DUMP_S = 1.5  # how long its agent may take to do so
 _ABORTED_S = 10.0  # how long to wait for the end of an aborted call
 
 
@@ -82,7 +80,7 @@ class CollectiveCall(Broadcast):
         try:
             while not self.start():
                 self._group.wait_turn()
-            self.wait()
+            listen(self._gate.wait)
         except BaseException:
             with uninterrupted:
                 self.stop()
@@ -101,10 +99,6 @@ class CollectiveCall(Broadcast):
                 raise
             threading.Thread(target=self._attend, name="skyward-collective", daemon=True).start()
         return True
-
-    def wait(self) -> None:
-        """Wait until every rank has returned a result or a stream, or the call has failed."""
-        listen(self._gate.wait)
 
     def stop(self, _task: Task | None = None) -> None:
         """Stop the call on every rank that has not returned; the caller no longer waits for its outcome."""
@@ -126,14 +120,14 @@ class CollectiveCall(Broadcast):
 
     def _part_ended(self, task: Task) -> None:
         """Record the outcome of a part: a result, a stream or an error."""
-        rank = task.pin if task.pin is not None else task.rank
+        assert task.pin is not None
         if task.stream is not None:
             with self._changed:
-                self._answer(rank)
+                self._answer(task.pin)
         elif task.failed:
-            self._fail(rank, task, task.error or task.frame)
+            self._fail(task.pin, task, task.error or task.frame)
         else:
-            self._part_returned(rank)
+            self._part_returned(task.pin)
 
     def holds_back(self, task: Task, item: Frame | BaseException) -> bool:
         """Inspect an item of a part's stream; withhold errors, since another rank may be the cause."""
@@ -260,27 +254,15 @@ class CollectiveCall(Broadcast):
         over = {failure.rank for failure in self._failures if failure.blame != Blame.STOPPED} | self._returned.keys()
         return [task for rank, task in self._tasks.items() if rank not in over]
 
-    def _silent(self) -> list[Task]:
-        """Return the running parts that have not answered about their stack."""
-        asked = [task for task in self._running() if task.rank not in self._samples]
-        return [task for task in asked if self._dispatcher.load.has_begun(task)]
-
     def _without_stack(self) -> list[Task]:
-        """Return those, and the parts that answered without a stack because they were ending."""
+        """Return the running parts that have not answered about their stack, or without one as they were ending."""
         asked = [task for task in self._running() if not self._samples.get(task.rank)]
         return [task for task in asked if self._dispatcher.load.has_begun(task)]
 
     def _dumps(self) -> dict[int, str]:
         """Return, by rank, the dumped stacks of ranks that do not answer because their code holds the GIL."""
-        asked = {task.rank: self._group.dump(task.rank) for task in self._silent()}
-        deadline = time.monotonic() + _DUMP_S
-        found = {}
-        for rank, dump in asked.items():
-            try:
-                found[rank] = dump.result(max(0.0, deadline - time.monotonic())) if dump is not None else ""
-            except FutureTimeout:
-                found[rank] = ""
-        return found
+        silent = [task.rank for task in self._without_stack() if task.rank not in self._samples]
+        return diagnosis.collected({rank: self._group.dump(rank) for rank in silent})
 
     def _finish(self, error: BaseException | None) -> None:
         """Release the caller; if the call failed, stop it everywhere and restart the ranks."""

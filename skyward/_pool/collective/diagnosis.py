@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 from skyward._pool.task import Task
 from skyward.errors import CollectiveHangError, TaskError, WorkerLostError
+from skyward.system import time
+from skyward.system.futures import Future
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame
@@ -26,6 +29,7 @@ from skyward.wire.messages import RESULT_HEAD, Kind
 
 PROBE_S = 1.0  # between checks of the ranks that still run
 STUCK_S = 10.0  # after so long without progress they count as hanging
+_DUMP_S = 1.5  # how long agents may take to dump the stacks of ranks
 _SPENT = 0.02  # share of one CPU that a waiting process may use
 _SENT = "/.skyward-code/"  # part of the path before that of a module sent by the client
 _USERS = 3  # number of the user's frames shown
@@ -189,6 +193,18 @@ class StackFrame(NamedTuple):
 def of_dump(text: str) -> list[StackFrame]:
     """Return the frames in faulthandler's output."""
     return _read(text.splitlines())[::-1]
+
+
+def collected(dumps: Mapping[int, Future[str] | None]) -> dict[int, str]:
+    """Return what agents answer about the stacks of ranks, within a limit for all; "" for those that do not answer."""
+    deadline = time.monotonic() + _DUMP_S
+    found = {}
+    for rank, dump in dumps.items():
+        try:
+            found[rank] = dump.result(max(0.0, deadline - time.monotonic())) if dump is not None else ""
+        except FutureTimeout:
+            found[rank] = ""
+    return found
 
 
 def of_record(record: Record) -> list[StackFrame]:

@@ -5,7 +5,7 @@ The set-up sends included files, secrets and plugins to all workers at once, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from skyward._pool.background import Timers
@@ -28,13 +28,11 @@ from skyward.records.kept_pool import KeptNode
 from skyward.runner.config import RunnerSettings
 from skyward.system import Empty, SimpleQueue, time
 from skyward.system.futures import Future
-from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.handshake import new_key
 from skyward.wire.messages import Kind, encode
 
-_DUMP_S = 1.5  # how long agents may take to dump the stacks of late ranks
 _LATER_S = 2.0  # a gather times out this much later than its set-up, whose error says more
 _Ended = tuple[int, Future[None]]  # rank, outcome
 
@@ -82,17 +80,16 @@ class NodeStarter:
         with self._table.changed:
             self._topology.put(slot.index, host)
             launch = self._topology.launch(slot.index, image)
-        if self._named is None:
-            return self._connect(slot, host, launch, host.start(launch), None)
-        if (kept := self._named.take(slot.index)) is not None:
+        if self._named is not None and (kept := self._named.take(slot.index)) is not None:
             try:
-                return self._take_over(slot, host, launch, kept)
+                taken = replace(launch, key=bytes.fromhex(kept.key))
+                node, environment = self._allocation.adopt(taken, kept.about, kept.agent)
+                return self._connect(slot, host, taken, node, environment)
             except PoolClosedError:
                 raise
             except SkywardError as error:
                 self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
-        started = host.start(launch)
-        return self._connect(slot, host, launch, started, Order(launch.compute_pool, self._settings.lease_s))
+        return self._connect(slot, host, launch, host.start(launch))
 
     def announce(self) -> None:
         """Send each node its COMPUTE_POOL document if that has changed because another node was replaced."""
@@ -110,17 +107,13 @@ class NodeStarter:
         launch = replace(self._topology.launch(0, None), node=kept.index, key=bytes.fromhex(kept.key))
         self._allocation.adopt(launch, kept.about, kept.agent)[0].remove()
 
-    def _take_over(self, slot: NodeSlot, host: Host, launch: Launch, kept: KeptNode) -> NodeClient:
-        """Connect to a node that an earlier client has kept."""
-        launch = replace(launch, key=bytes.fromhex(kept.key))
-        node, environment = self._allocation.adopt(launch, kept.about, kept.agent)
-        order = Order(launch.compute_pool, self._settings.lease_s, environment)
-        return self._connect(slot, host, launch, node, order)
-
-    def _connect(self, slot: NodeSlot, host: Host, launch: Launch, started: Node, order: Order | None) -> NodeClient:
-        """Connect to a node, with an order if the pool has a name."""
+    def _connect(
+        self, slot: NodeSlot, host: Host, launch: Launch, started: Node, environment: Mapping[str, str] | None = None
+    ) -> NodeClient:
+        """Connect to a node, whose workers get this environment if it was kept."""
         node = NodeClient(slot.index, host, started, self._settings.worker, self._link, key=launch.key)
-        node.order = order
+        if self._named is not None:
+            node.order = Order(launch.compute_pool, self._settings.lease_s, environment)
         try:
             with self._table.changed:
                 if self._table.closed.is_set():
@@ -331,16 +324,9 @@ class WorkerSetup:
 
 def _accounts(late: dict[int, tuple[NodeClient, WorkerClient]]) -> dict[int, str]:
     """Return descriptions of these ranks' stacks, as far as their agents answer."""
-    deadline = time.monotonic() + _DUMP_S
-    accounts = {}
-    for rank, dump in {rank: node.dump(worker) for rank, (node, worker) in late.items()}.items():
-        try:
-            frames = diagnosis.of_dump(dump.result(max(0.0, deadline - time.monotonic())))
-        except FutureTimeout:
-            continue  # its node does not answer either
-        if frames:
-            accounts[rank] = f"was here:\n{diagnosis.excerpt(frames)}"
-    return accounts
+    dumps = diagnosis.collected({rank: node.dump(worker) for rank, (node, worker) in late.items()})
+    frames = {rank: diagnosis.of_dump(text) for rank, text in dumps.items()}
+    return {rank: f"was here:\n{diagnosis.excerpt(each)}" for rank, each in frames.items() if each}
 
 
 def _tell(rank: int, ended: SimpleQueue[_Ended], gather: GatherCoordinator | None) -> Callable[[Future[None]], None]:
