@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -199,37 +199,18 @@ def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | No
         sock: socket to the program; closed if the program cannot be claimed.
         context: TLS context with this client's identity towards it.
         name: name of the thread that serves the connection.
-
-    Raises:
-        ssl.SSLCertVerificationError: another program is listening there.
     """
     try:
         tls, answer = _ask(sock, context, CLAIM)
-        greeting = json.loads(answer)
-    except ssl.SSLCertVerificationError:
-        raise
-    except OSError:
+    except OSError:  # also where another program listens, which has no certificate of this pool
         return None
+    try:
+        greeting = json.loads(answer)
     except ValueError:  # it has been claimed already
         tls.close()
         return None
     shown = end_point(tls.getpeercert(binary_form=True) or b"")
     return Claim(plain_end(tls, name), shown, int(greeting["port"]))
-
-
-def claim_at(
-    dial: Callable[[int], socket.socket], ports: Iterable[int], context: ssl.SSLContext, name: str
-) -> tuple[Claim, int] | None:
-    """Claim the program on the first of these ports that it could get; return None if it does not answer yet."""
-    for port in ports:
-        try:
-            found = claim(dial(port), context, name)
-        except ssl.SSLCertVerificationError:
-            continue  # another program has this port; the node's took the next one
-        except (OSError, ProviderError):
-            return None
-        return None if found is None else (found, port)
-    return None
 
 
 def open_through(

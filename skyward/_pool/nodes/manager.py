@@ -349,7 +349,10 @@ class NodeManager:
         if not nodes:
             return []
         with ThreadPoolExecutor(min(_AT_ONCE, len(nodes)), thread_name_prefix="skyward-stop") as threads:
-            ends = [threads.submit(action, node) for node in nodes]
+            try:
+                ends = [threads.submit(action, node) for node in nodes]
+            except RuntimeError:  # no more threads can be started; do it here
+                return list(map(action, nodes))
             # Python handles a signal that arrives just before a wait for a lock only after that wait (8 of 24 times
             # on two busy cores), and its handler may call hurry
             while wait(ends, _SIGNALS_S).not_done:

@@ -15,14 +15,14 @@ from skyward.builder.events import Report, note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.nodes.access import SESSION, NodeAccess
-from skyward.nodes.claimed import Claim, ClaimedProcess, claim_at, end, identities, open_through
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities, open_through
 from skyward.nodes.container import COMMAND, NODE, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import ClusterApi, Document
 from skyward.providers.kubernetes.documents import PodRequest
-from skyward.runner.entry.claimed import keep_alive, ports
+from skyward.runner.entry.claimed import keep_alive, port_of
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 from skyward.wire.tls import Identity
@@ -206,11 +206,9 @@ class Pods:
     def _claim(self, pod: Pod, document: Document) -> None:
         """Claim a running pod, unless it does not answer yet."""
         pod.address = str(document["status"].get("podIP", ""))
-        found = claim_at(
-            partial(self._dial, pod), ports(self._request.pool, pod.number), pod.context, f"{pod.name}-claim"
-        )
-        if found is not None:
-            pod.claim, pod.port = found
+        pod.port = port_of(self._request.pool, pod.number)
+        with suppress(OSError, ProviderError):  # it does not listen yet
+            pod.claim = claim(self._dial(pod, pod.port), pod.context, f"{pod.name}-claim")
 
     def _dial(self, pod: Pod, port: int) -> socket.socket:
         """Return a socket that leads to a pod's program.

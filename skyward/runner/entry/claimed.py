@@ -70,7 +70,7 @@ def run_pod() -> int:
     try:
         identity = Identity(**json.loads((POD_SECRETS / POD_IDENTITY).read_text()))
         where = address if settings["inside"] else "127.0.0.1"
-        listener = listen_at(where, ports(settings["pool"], settings["number"]))
+        listener = listen_at(where, port_of(settings["pool"], settings["number"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         return _refuse("The pod", error)
     return Pod(listener, identity, float(settings["lease_s"])).run()
@@ -86,7 +86,7 @@ def run_job(folder: Path) -> int:
         settings = json.loads((folder / SETTINGS).read_text())
         identity = Identity(**json.loads((folder / IDENTITY).read_text()))
         (folder / IDENTITY).unlink()
-        listener = listen_at(local_address(settings["controllers"]), (0,))
+        listener = listen_at(local_address(settings["controllers"]), 0)
         _announce(folder, listener)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return _refuse("The job", error)
@@ -113,11 +113,10 @@ def _refuse(who: str, error: Exception) -> int:
 # where it listens -----------------------------------------------------------------------------------------------------
 
 
-def ports(pool: str, slot: int) -> tuple[int, ...]:
-    """Return the ports of a slot; its task listens at the first of them that is free on its machine."""
-    digest = hashlib.sha256(f"{pool}/{slot}".encode()).digest()
+def port_of(pool: str, number: int) -> int:
+    """Return the port that a pod listens at, which differs between pods that share their machine's network."""
     first, after = _PORTS
-    return tuple(first + int.from_bytes(digest[at : at + 4]) % (after - first) for at in range(0, 16, 4))
+    return first + int.from_bytes(hashlib.sha256(f"{pool}/{number}".encode()).digest()[:4]) % (after - first)
 
 
 def local_address(controllers: list[str]) -> str:
@@ -139,22 +138,17 @@ def local_address(controllers: list[str]) -> str:
     raise failure
 
 
-def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
-    """Return a listening socket at the first free port.
+def listen_at(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at a port, or at a free one if that is 0.
 
     Raises:
-        OSError: none of them is free.
+        OSError: another program listens there.
     """
-    for port in candidates:
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((address, port))
-            sock.listen(128)
-            return sock
-        except OSError:
-            sock.close()
-    raise OSError(f"all of the ports {', '.join(map(str, candidates))} are in use at {address}")
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((address, port))
+    sock.listen(128)
+    return sock
 
 
 def _announce(folder: Path, listener: socket.socket) -> None:

@@ -20,7 +20,7 @@ from skyward.model.instance import ANNOUNCEMENT, InstanceInfo
 from skyward.nodes.claimed import identities
 from skyward.nodes.node import parse_announcement
 from skyward.runner.config import RunnerSettings
-from skyward.runner.entry.claimed import EXIT, HEADER, OUTPUT, ports
+from skyward.runner.entry.claimed import EXIT, HEADER, OUTPUT, port_of
 from skyward.wire.handshake import agent_endpoint, connect, new_key
 from skyward.wire.tls import Identity, plain_end
 
@@ -35,12 +35,12 @@ sys.exit(claimed.run_pod())
 
 
 def free_pool() -> str:
-    """A pool whose tasks find their first port free: tests of other checkouts may run beside these."""
+    """A pool whose tasks find their port free: tests of other checkouts may run beside these."""
     while True:
         pool = secrets.token_hex(4)
         with socket.socket() as sock:
             try:
-                sock.bind(("127.0.0.1", ports(pool, 3)[0]))
+                sock.bind(("127.0.0.1", port_of(pool, 3)))
             except OSError:
                 continue
             return pool
@@ -60,7 +60,7 @@ class Client:
         """A connection that has said what it is for, tried until the task listens."""
         while True:
             try:
-                sock = socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S)
+                sock = socket.create_connection(("127.0.0.1", port_of(POOL, 3)), timeout=WAIT_S)
                 break
             except ConnectionRefusedError:
                 continue
@@ -171,7 +171,7 @@ def test_a_task_accepts_nobody_without_the_pools_certificate(start: Start, pool:
         if identity is None:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
-            socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) as sock,
+            socket.create_connection(("127.0.0.1", port_of(POOL, 3)), timeout=WAIT_S) as sock,
             pytest.raises(OSError, match=r"."),  # how it breaks is TLS's matter
             context.wrap_socket(sock) as tls,
         ):
@@ -188,7 +188,7 @@ def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, 
     start()
     session = Client(pool[0]).claim()
     session.close()
-    silent = [socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) for _ in range(12)]
+    silent = [socket.create_connection(("127.0.0.1", port_of(POOL, 3)), timeout=WAIT_S) for _ in range(12)]
     began = time.monotonic()
     Client(pool[0]).claim().close()
     assert time.monotonic() - began < 9  # less than one of them may take
