@@ -1,6 +1,6 @@
 """Client side of named pools: exclusive use, takeover of kept nodes, and handover to the next client.
 
-`NamedPool` manages the lock and the record; `Order`, `take` and `keeping` are the requests to agents.
+`NamedPool` manages the lock and the record; `take` requests a node from its agent.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from skyward._pool.config import PoolConfig
 from skyward._version import __version__
@@ -25,7 +26,6 @@ from skyward.wire.messages import Kind, decode, encode
 _held: set[str] = set()  # names that this process holds
 _MOMENT_S, _LOOKS = 0.05, 4  # retries, since `skyward down` and the cleanup of other pools hold it briefly
 _LATE_S = 5.0  # how long after its deadline a kept node may still be shutting down
-PATIENCE_S = 10.0  # how long an agent may take to end workers that do not exit on request
 
 
 class NamedPool:
@@ -189,31 +189,21 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Settings of a node for its next client.
-
-    Attributes:
-        document: its COMPUTE_POOL document.
-        lease_s: seconds that it lives without this client.
-        environment: the whole environment of its workers; None to keep the present one.
-    """
-
-    document: str
-    lease_s: float
-    environment: Mapping[str, str] | None = field(default=None, repr=False)
-
-
-def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, str]]:
+def take(agent: Connection, order: dict[str, Any], timeout_s: float) -> list[tuple[int, str]]:
     """Take over a node; return generation and address of each of its workers, which no other client has used.
 
     Messages of the agent before its answer were meant for the previous client and are dropped.
 
+    Args:
+        agent: the connection to its agent.
+        order: its COMPUTE_POOL document, the seconds that it lives without this client, and the whole environment of
+            its workers, None to leave that unchanged.
+        timeout_s: how long its workers may take to start.
+
     Raises:
         WireError: it is another client's, it ends, or does not answer in time.
     """
-    about = {"compute_pool": order.document, "lease_s": order.lease_s, "environment": order.environment}
-    agent.post(Frame(Kind.TAKE, 0, encode(about)))
+    agent.post(Frame(Kind.TAKE, 0, encode(order)))
     late = threading.Timer(timeout_s, agent.stop_reading)
     late.daemon = True
     late.start()
@@ -228,8 +218,3 @@ def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, s
     finally:
         late.cancel()
     raise WireError(f"Its agent did not give it to this client: it ended, or took longer than {timeout_s:g} s.")
-
-
-def keeping(keep_s: float, grace_s: float) -> Frame:
-    """Return the message with which a client leaves a node to the next one."""
-    return Frame(Kind.KEEP, 0, encode({"keep_s": keep_s, "grace_s": grace_s}))

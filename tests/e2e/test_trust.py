@@ -29,6 +29,6 @@ def test_a_node_that_is_replaced_leaves_no_key_behind() -> None:
         first: NodeClient = pool._table.nodes[1]
         first.declare_lost("the test wants another")
         assert first.removed.wait(60)
-        while len(pool._table.nodes) < 2 or (second := pool._table.nodes[1]) is first or not second.told:
+        while len(pool._table.nodes) < 2 or (second := pool._table.nodes[1]) is first or not second.is_connected:
             pass
         assert second._key != first._key

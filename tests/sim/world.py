@@ -224,7 +224,7 @@ class World:
                 return
             for link in [slot.node for slot in pool._table.slots if slot.node is not None]:
                 is_settled = link.gone is not None and (after_s < _SETTLED_S or not link._readers)
-                if link._node is node and not is_settled and not link._closing and link.told:
+                if link._node is node and not is_settled and not link._closing and link.is_connected:
                     self.k.fail(f"{node.machine} has not answered for {after_s:g} s and is not given up")
 
         for after_s in (_GIVEN_UP_S, _SETTLED_S):

@@ -13,7 +13,6 @@ from skyward._pool import named
 from skyward._pool.background import Callbacks
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
-from skyward._pool.named import Order
 from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
 from skyward.errors import SkywardError, WireError
@@ -34,6 +33,7 @@ SILENCE_S = 10.0  # a node that answers no heartbeat for this long is lost
 _ASKED = 5  # and if at least this many heartbeats are unanswered
 _REASON_S = 2.0  # limit of the wait for the reason of a worker's end, which usually arrives within 0.1 s
 _DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end
+_ENDED_S = 10.0  # how long a kept node may take to end workers that do not exit on request
 _LAST_WORDS_S = 1.0  # limit for reading the last messages of an ended node, which have arrived already
 DISMISSED = "was ended by another client (skyward down)"
 _unless_closed = suppress(InvalidStateError)  # closing a pool fails running set-ups
@@ -61,16 +61,25 @@ class NodeClient:
         host: its host.
         gone: how it ended; None while it runs.
         removed: set when it has ended and is completely removed.
-        told: the COMPUTE_POOL document sent to it; "" until it is connected.
+        document: the COMPUTE_POOL document that it has.
         agent: address of its agent; "" until that is known.
-        order: with which a node of a named pool is taken over; None for other pools.
     """
 
-    def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink, *, key: bytes) -> None:
+    def __init__(
+        self,
+        index: int,
+        host: Host,
+        node: Node,
+        shape: Worker,
+        pool: PoolLink,
+        *,
+        key: bytes,
+        document: str,
+        order: dict[str, Any] | None,
+    ) -> None:
         self.index, self.host, self._node, self._shape, self._pool, self._key = index, host, node, shape, pool, key
         self._output = WorkerOutput(index, shape, pool)
-        self.told = self.agent = ""
-        self.order: Order | None = None
+        self.document, self.agent, self._order = document, "", order
         self._kept = Future[bool]()
         self.removed = threading.Event()
         self.gone: Exit | None = None
@@ -87,7 +96,6 @@ class NodeClient:
         self._agent_reader: threading.Thread | None = None
         self._unanswered: list[float] = []  # times of heartbeats since the last answer
         self._lost_reason: str | None = None
-        self._document = ""  # its COMPUTE_POOL document, if changed since its start
 
     def open(self, timeout_s: float) -> list[WorkerClient]:
         """Wait for the node's announcement and connect to its agent and workers.
@@ -101,11 +109,10 @@ class NodeClient:
         )
         self.agent = announced.agent
         workers = [(0, address) for address in announced.workers]
-        if self.order is not None:
-            workers = named.take(self._agent, self.order, timeout_s)
-            self._document = self.order.document
+        if self._order is not None:
+            workers = named.take(self._agent, self._order, timeout_s)
         self._agent_reader = self._spawn(self._read_agent, self._agent)
-        if self._pool.secrets or self.order is not None:  # replaces the previous client's values
+        if self._pool.secrets or self._order is not None:  # replaces the previous client's values
             self._post(Frame(Kind.MASK, 0, encode({"values": self._pool.secrets})))
         return [self._open_worker(number, *worker) for number, worker in enumerate(workers)]
 
@@ -121,8 +128,7 @@ class NodeClient:
             connection.close()
             raise WireError(f"Node {self.index} is being ended.")
         worker.post_frame(Frame(Kind.LOGGING, 0, encode({"level": log_level()})))
-        if self._document:
-            worker.post_frame(Frame(Kind.PLACE, 0, self._document.encode()))
+        worker.post_frame(Frame(Kind.PLACE, 0, self.document.encode()))  # it may have changed while the worker started
         worker.flush()
         self.setups[rank] = Future()
         with self._changed:
@@ -329,7 +335,7 @@ class NodeClient:
 
     def move(self, document: str) -> None:
         """Send the node a new COMPUTE_POOL document, which its workers use from their next call on."""
-        self._document = document
+        self.document = document
         frame = Frame(Kind.PLACE, 0, document.encode())
         self._post(frame)
         for worker in self.workers:  # a worker that is started later receives it on connecting
@@ -411,9 +417,9 @@ class NodeClient:
         self._closing = True
         if self._agent is None or self.gone is not None:
             return False
-        self._post(named.keeping(keep_s, grace_s))
+        self._post(Frame(Kind.KEEP, 0, encode({"keep_s": keep_s, "grace_s": grace_s})))
         try:
-            kept = self._kept.result(grace_s + named.PATIENCE_S)
+            kept = self._kept.result(grace_s + _ENDED_S)
         except FutureTimeoutError:
             kept = False
         for connection in (*(worker.connection for worker in self.workers), self._agent):

@@ -13,7 +13,7 @@ from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.config import PoolConfig, accelerator_info
-from skyward._pool.named import NamedPool, Order, shape_of
+from skyward._pool.named import NamedPool, shape_of
 from skyward._pool.nodes.node_client import NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.worker_client import WorkerClient
@@ -94,13 +94,11 @@ class NodeStarter:
     def announce(self) -> None:
         """Send each node its COMPUTE_POOL document if that has changed because another node was replaced."""
         with self._table.changed:
-            told = [slot.node for slot in self._table.slots if slot.node is not None and slot.node.told]
-            documents = [(each, self._topology.document(each.index)) for each in told]
-            moved = [(each, document) for each, document in documents if each.told != document]
-            for each, document in moved:
-                each.told = document
-        for each, document in moved:
-            each.move(document)
+            nodes = [slot.node for slot in self._table.slots if slot.node is not None and slot.node.is_connected]
+            documents = [(node, self._topology.document(node.index)) for node in nodes]
+        for node, document in documents:
+            if node.document != document:
+                node.move(document)
 
     def discard_kept(self, kept: KeptNode) -> None:
         """End a kept node that this client cannot use."""
@@ -111,9 +109,13 @@ class NodeStarter:
         self, slot: NodeSlot, host: Host, launch: Launch, started: Node, environment: Mapping[str, str] | None = None
     ) -> NodeClient:
         """Connect to a node, whose workers get this environment if it was kept."""
-        node = NodeClient(slot.index, host, started, self._settings.worker, self._link, key=launch.key)
-        if self._named is not None:
-            node.order = Order(launch.compute_pool, self._settings.lease_s, environment)
+        order = {"compute_pool": launch.compute_pool, "lease_s": self._settings.lease_s, "environment": environment}
+        node = NodeClient(
+            *(slot.index, host, started, self._settings.worker, self._link),
+            key=launch.key,
+            document=launch.compute_pool,
+            order=None if self._named is None else order,
+        )
         try:
             with self._table.changed:
                 if self._table.closed.is_set():
@@ -124,7 +126,6 @@ class NodeStarter:
         except BaseException:
             discard(node, self._tell)
             raise
-        node.told = launch.compute_pool
         if self._named is not None:
             self._named.note(
                 KeptNode(
