@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from skyward._pool.background import Callbacks, Timers
-
-
-@pytest.fixture
-def clock() -> Iterator[Timers]:
-    value = Timers()
-    yield value
-    value.stop()
-
-
-def test_actions_run_in_the_order_of_their_times(clock: Timers) -> None:
-    """Not in the order in which they were given; of equal times the first given goes first."""
-    done: queue.SimpleQueue[str] = queue.SimpleQueue()
-    clock.after(0.08, lambda: done.put("last"))
-    clock.after(0.04, lambda: done.put("first"))
-    clock.after(0.06, lambda: done.put("second"))
-    assert [done.get(timeout=60) for _ in range(3)] == ["first", "second", "last"]
+from skyward._pool.background import Callbacks
 
 
 def test_a_callback_that_waits_holds_up_no_other() -> None:

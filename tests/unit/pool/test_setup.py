@@ -18,7 +18,7 @@ from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PluginError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Frame
-from skyward.wire.messages import Kind, decode, encode
+from skyward.wire.messages import Kind, encode
 from tests.unit.pool.fakes import fake, make_worker
 
 PLUGIN = sky.Plugin.create("mesh").with_decorator(lambda fn: fn)
@@ -123,38 +123,6 @@ def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> No
     assert "The plugins (mesh) were not set up on rank 0 (node 0), rank 2 (node 2) within 1 s." in str(error)
     assert "provision_timeout=" in str(error)
     assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/srv/mesh.py", line 7, in join' in str(error)
-
-
-def test_a_rank_that_fails_frees_those_that_gather(clock: Timers) -> None:
-    """They hear its name and its error; the pool hears the error itself."""
-    start = Start(clock)
-    wait = start.enter(0, 1)
-    while not sent(start.workers[0], Kind.SETUP):
-        pass
-    head = encode({"name": "port", "round": 1, "timeout_s": None})
-    give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
-    start.outcome(1).set_exception(ValueError("no such device"))
-    error = wait()
-    while not (answers := sent(start.workers[0], Kind.GATHERED)):
-        pass
-
-    assert isinstance(error, ValueError)
-    assert decode(answers[0].head)["error"] == "rank 1 (node 1) failed: no such device"
-
-
-def test_secrets_travel_with_the_set_up(clock: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the message's own head, before the plugins are unpickled, and in no plugin."""
-    monkeypatch.setenv("FIRST_TOKEN", "one")
-    plugin = PLUGIN.with_secrets("FIRST_TOKEN", SECOND_TOKEN="two")
-    start = Start(clock, plugins=[plugin], secrets={"THIRD_TOKEN": "three"})
-    wait = start.enter(0, 1)
-    for rank in (0, 1):
-        start.outcome(rank).set_result(None)
-    assert wait() is None
-    (frame,) = sent(start.workers[0], Kind.SETUP)
-
-    assert decode(frame.head) == {"FIRST_TOKEN": "one", "SECOND_TOKEN": "two", "THIRD_TOKEN": "three"}
-    assert not any(b"TOKEN" in bytes(buffer) for buffer in frame.buffers)
 
 
 def test_what_is_to_be_baked_is_sent_where_there_is_no_image(clock: Timers, tmp_path: Path) -> None:

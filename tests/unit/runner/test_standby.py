@@ -112,19 +112,6 @@ def test_a_taken_node_becomes_what_it_is_told_and_ends_with_its_input(start: Sta
     assert not run_dir.exists()
 
 
-def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) -> None:
-    start("skyward.runner.entry.standby")
-    node = start("skyward.runner.entry.standby", "take")
-    greeting(node)
-    assert node.stdin
-    assert node.stdout
-    node.stdin.write(order(runner="{}x"))
-    node.stdin.flush()
-
-    assert b"SKYWARD_RUNNER" in node.stdout.read()
-    assert node.wait(LIMIT_S) == 2
-
-
 def test_a_standby_ends_when_nobody_has_had_it_for_its_lease(start: Start) -> None:
     """While somebody has it, it does not."""
     standby = start("skyward.runner.entry.standby", **{LEASE_VAR: "6"})
