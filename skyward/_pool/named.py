@@ -45,7 +45,6 @@ class NamedPool:
         self._changed = threading.Lock()  # guards the record
         self._record: KeptPool
         self._kept: dict[int, KeptNode] = {}  # kept nodes that have not been taken over yet
-        self._holds = False
 
     def enter(self, new_id: str) -> str:
         """Lock the name and return the identifier of the pool: that of the kept pool, if any, otherwise `new_id`.
@@ -57,15 +56,11 @@ class NamedPool:
         """
         self._claim()
         try:
-            record = self._kept_pool()
+            record = self._kept_pool() or KeptPool(name=self.name, pool=new_id, provider=repr(self._provider))
         except BaseException:
             self.leave()
             raise
-        fresh = KeptPool(name=self.name, pool=new_id, provider=repr(self._provider))
-        self._record = replace(record or fresh, until=None)
-        if record is not None and record.until is not None and time.time() > record.until + _LATE_S:
-            ended = time.strftime("%H:%M", time.localtime(record.until))
-            self._tell(f"pool {self.name} was kept until {ended}, and its nodes have ended: starting others")
+        self._record = replace(record, until=None)
         self._kept = {node.index: node for node in self._record.nodes}
         self._record.write(self._folder)
         return self._record.pool
@@ -81,6 +76,9 @@ class NamedPool:
                 f"with `skyward down {self.name}`, or use another name."
             )
         if record.until is not None:
+            if time.time() > record.until + _LATE_S:
+                ended = time.strftime("%H:%M", time.localtime(record.until))
+                self._tell(f"pool {self.name} was kept until {ended}, and its nodes have ended: starting others")
             return record
         self._tell(f"pool {self.name}: the program that had it was killed; ending its nodes and starting others")
         self._provider.destroy(record.pool)
@@ -91,35 +89,30 @@ class NamedPool:
             raise PoolError(f"This process has pool {self.name!r} open already; a pool is one client's at a time.")
         now = time.strftime("%H:%M:%S")
         holder = f"{Path(sys.argv[0] or 'python').name} (process {os.getpid()}, since {now})"
-        if not self._try(holder):
+        for _ in range(_LOOKS):
+            if self._lock.acquire(wait=False, holder=holder):
+                break
+            time.sleep(_MOMENT_S)
+        else:
             other = self._lock.holder() or "another client"
             if not self._share:
                 raise PoolError(f"Pool {self.name!r} is in use by {other}, and share=False does not wait for it.")
             self._tell(f"pool {self.name} is in use by {other}; waiting for it")
             self._lock.acquire(wait=True, holder=holder)
-        self._holds = True
         _held.add(self.name)
-
-    def _try(self, holder: str) -> bool:
-        """Try to lock the name without waiting for a client that uses it."""
-        for _ in range(_LOOKS):
-            if self._lock.acquire(wait=False, holder=holder):
-                return True
-            time.sleep(_MOMENT_S)
-        return False
 
     def sort(self, wanted: Mapping[int, Launch]) -> list[KeptNode]:
         """Select the nodes to take over, by the launch wanted for each index; return those that cannot be used."""
-        unfit, why = [], dict[str, None]()
-        for index, node in list(self._kept.items()):
-            launch = wanted.get(index)
-            if launch is None:
-                unfit.append(self._kept.pop(index))
-            elif other := sorted(_differences(node.shape, shape_of(launch))):
-                unfit.append(self._kept.pop(index))
-                why.update(dict.fromkeys(other))
+        shapes = {index: shape_of(launch) for index, launch in wanted.items()}
+        unfit = [node for node in self._kept.values() if node.shape != shapes.get(node.index)]
+        why = set[str]()
+        for node in unfit:
+            del self._kept[node.index]
+            now = shapes.get(node.index, node.shape)
+            why |= {name for name in node.shape.keys() | now.keys() if node.shape.get(name) != now.get(name)}
         if why:
-            self._tell(f"pool {self.name}: its nodes are replaced, since they have another {', another '.join(why)}")
+            listed = ", another ".join(sorted(why))
+            self._tell(f"pool {self.name}: its nodes are replaced, since they have another {listed}")
         return unfit
 
     def take(self, index: int) -> KeptNode | None:
@@ -150,20 +143,18 @@ class NamedPool:
 
     def forget(self) -> None:
         """Remove the record of a pool that has ended, and release the name."""
-        if self._holds:
+        if self._lock.is_held:
             self._lock.remove()
             self.leave()
 
     def leave(self) -> None:
         """Release the name. Do nothing the second time."""
-        if self._holds:
-            self._holds = False
+        if self._lock.is_held:
             _held.discard(self.name)
             self._lock.release()
 
     def let_go(self) -> None:
         """Close a forked process's copy of the lock."""
-        self._holds = False
         _held.discard(self.name)
         self._lock.let_go()
 
@@ -183,10 +174,6 @@ def shape_of(launch: Launch) -> dict[str, str]:
         values = json.dumps(sorted(launch.env.items()))
         return {**shape, "image": launch.image, "environment": sha256(values.encode()).hexdigest()}
     return {**shape, "interpreter": f"{sys.executable} {sys.version}"}
-
-
-def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
 def take(agent: Connection, order: dict[str, Any], timeout_s: float) -> list[tuple[int, str]]:

@@ -126,6 +126,11 @@ class PoolLock:
             os.pwrite(handle, holder.encode(), 0)
         return True
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._handle is not None
+
     def holder(self) -> str:
         """Return who holds the pool; "" if that is not known."""
         return (self._folder / "lock").read_text(errors="replace")

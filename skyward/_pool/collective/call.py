@@ -236,8 +236,7 @@ class CollectiveCall(Broadcast):
             return diagnosis.of_hang(found, self._stuck)
         if failures:
             return diagnosis.of_failures(found)
-        rank = min(self._tasks)
-        return diagnosis.of_abort(found, self._abort_reason, rank, self._group.node_of(rank))
+        return diagnosis.of_abort(found, self._abort_reason)
 
     def _await_root_cause(self) -> None:
         """Wait for the failure that is the root cause, since a peer may have reported its consequence earlier."""

@@ -316,13 +316,13 @@ def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
     )
 
 
-def of_abort(found: FailureReport, reason: str, rank: int, node: int) -> BaseException:
+def of_abort(found: FailureReport, reason: str) -> BaseException:
     """Return the error of a running call that was stopped because the ranks had to be restarted for another reason."""
     return WorkerLostError(
         f"{found.function}() had begun when all ranks had to be started afresh, because {reason}. It was not run "
         f"again; @sky.compute(retries=1) would allow that. It was stopped:\n{found.accounts()}",
-        node=node,
-        rank=rank,
+        node=0,
+        rank=0,
     )
 
 

@@ -44,7 +44,6 @@ class WorkerGroup:
         worker = settings.worker
         self._buffer, self._limit_s = worker.buffer, settings.provision_timeout_s
         self._one_at_a_time = worker.slots == 1
-        self._per_node = worker.processes
         self._size = worker.processes * settings.nodes.desired
         self._table, self._dispatcher, self._setup, self._clock = table, dispatcher, setup, clock
         self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
@@ -171,10 +170,6 @@ class WorkerGroup:
         with self._changed:
             self._under_way.pop(abort, None)
             self._changed.notify_all()
-
-    def node_of(self, rank: int) -> int:
-        """Return the node of a rank."""
-        return rank // self._per_node
 
     def dump(self, rank: int) -> Future[str] | None:
         """Ask the agent of a rank that does not answer for its stack.
