@@ -121,7 +121,7 @@ class CallRunner:
         # The calls of a batch have one argument, no time limit and no retries.
         limited = timeout is not None or self.default_timeout_s is not None
         alone = several or limited or retries
-        if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
+        if not alone and pays(plain, len(known), slots := self.dispatcher.slots):
             return BatchedMap(known, slots, sending).run()
         return self._run_all(list(map(single, range(len(known)))), counted=True)
 

@@ -36,11 +36,6 @@ _BYTES = {
 }  # by unit in upper case
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_S = 10 * 86400.0
-# parameters of elastic pools, which no provider supports today
-_OF_ELASTIC_POOLS = frozenset(
-    {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
-    | {"reconcile_tick_interval", "ssh_retry_interval", "ssh_timeout"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,9 +320,6 @@ def checked_names(init: C) -> C:
             meant = "nodes" if isinstance(value, int | tuple | Nodes) else "image" if isinstance(value, Image) else ""
             remedy = f"Pass {value!r} as {meant}={value!r}." if meant else f"Pass {value!r} by its name, as in nodes=2."
             raise ConfigError(f"ComputePool takes one positional argument, the provider. {remedy}")
-        for name in given:
-            if name in _OF_ELASTIC_POOLS:
-                raise ConfigError(f"{name}= is not supported by any provider.")
         parameters.refuse_unknown("ComputePool", given, known)
         init(*args, **given)
 

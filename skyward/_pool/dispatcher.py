@@ -7,16 +7,18 @@ worker fails unless its function allows retries; one that had not begun runs on 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from skyward._pool.background import Timers
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
-from skyward._pool.scheduler import Failed, Load, Scheduler, SlotWatch
+from skyward._pool.scheduler import Failed, Scheduler, SlotWatch
 from skyward._pool.services import refuse
 from skyward._pool.task import Streams, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
+from skyward.wire.batch import COUNT
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 
@@ -34,9 +36,6 @@ class Dispatcher:
         workers: the expected number of workers.
         tell: prints a permanent line.
         checkpoint: handles a call's checkpoint requests; must not block.
-
-    Attributes:
-        load: the calls that workers hold.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Dispatcher:
         self._slots = SlotWatch()
         self._suspended: SkywardError | None = None  # why calls cannot run at present
         self._closed: SkywardError | None = None  # why no more calls are accepted
-        self.load = Load(self._schedule, self._lock)
+        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # number of calls and errors, by node
 
     # workers ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class Dispatcher:
                     self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
                     continue
                 if frame.kind in _LAST:
-                    self.load.count_answer(worker.node, task, frame)
+                    self._count_answer(worker.node, task, frame)
                     del worker.outstanding[frame.id]
                     self._limits.pop(frame.id, None)
                     worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])
@@ -257,6 +256,49 @@ class Dispatcher:
             task = worker.outstanding.get(call) if self._closed is None and worker.alive else None
         if task is not None:
             worker.end(f"{task.function.name}() ignored a stop request for {GRACE_S:g} s")
+
+    def _count_answer(self, node: int, task: Task, frame: Frame) -> None:
+        """Count a node's final message of a call, or of the calls of a batch; called under the lock."""
+        answered = self._answered[node]
+        answered[0] += COUNT.unpack(frame.buffers[0])[0] if task.is_batch and frame.kind == Kind.RESULT else 1
+        answered[1] += frame.kind == Kind.ERROR
+
+    # the calls that workers hold -------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """Number of calls that the connected workers can run at once."""
+        with self._lock:
+            return sum(worker.slots for worker in self._schedule.workers.values())
+
+    def held(self, worker: WorkerClient) -> list[Task]:
+        """Return the unanswered calls of a worker; the first `slots` of them run."""
+        with self._lock:
+            return list(worker.outstanding.values())
+
+    def counts(self, node: int | None = None) -> dict[str, int]:
+        """Return the numbers of calls that run, that wait, that were answered, and that failed.
+
+        Those of a node include the answers of its predecessors at that index, but no calls that wait for any node.
+        """
+        with self._lock:
+            workers = [each for each in self._schedule.all_workers if node is None or each.node == node]
+            held = [(len(worker.outstanding), worker.slots) for worker in workers]
+            running = sum(min(calls, slots) for calls, slots in held)
+            queued = sum(calls for calls, _ in held) - running + (self._schedule.queued if node is None else 0)
+            answered = list(self._answered.values()) if node is None else [self._answered[node]]
+            done, failed = (sum(each[which] for each in answered) for which in (0, 1))
+            return {"running": running, "queued": queued, "done": done, "failed": failed}
+
+    def has_begun(self, task: Task) -> bool:
+        """Return whether a call runs now."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and task in self.held(worker)[: worker.slots]
+
+    def has_hung_up(self, task: Task) -> bool:
+        """Return whether the worker of a call has closed its connection for a reason not known yet."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and worker.hung_up
 
     # periodic work, while there are calls ----------------------------------------------------------------------
 

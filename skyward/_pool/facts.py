@@ -113,14 +113,14 @@ def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
             pass  # its figures remain None
     nodes = {node.index: _of_node(node, answer, dispatcher) for node, answer in asked}
     return PoolStats(
-        pool=pool, at=time.time(), nodes=tuple(nodes[index] for index in sorted(nodes)), **dispatcher.load.counts()
+        pool=pool, at=time.time(), nodes=tuple(nodes[index] for index in sorted(nodes)), **dispatcher.counts()
     )
 
 
 def _of_node(node: NodeClient, answer: Future[dict[str, Any]], dispatcher: Dispatcher) -> NodeStats:
     usage = dict(answer.result()) if answer.done() else {}
     gpus = tuple(GpuStats(**gpu) for gpu in usage.pop("gpus", ()))
-    return NodeStats(node=node.index, host=node.address, **dispatcher.load.counts_of(node.index), **usage, gpus=gpus)
+    return NodeStats(node=node.index, host=node.address, **dispatcher.counts(node.index), **usage, gpus=gpus)
 
 
 def show_to_watchers(pool: str, table: NodeTable, dispatcher: Dispatcher, clock: Timers) -> Callable[[], None]:

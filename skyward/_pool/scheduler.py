@@ -1,21 +1,18 @@
 """Scheduler: selects the worker for each call, and queues calls while no worker has room.
 
-It is the state of `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent. `Load`
-reads it and acquires the lock itself.
+It is the state of `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from skyward._pool.nodes.worker_client import Fate, LostError, WorkerClient
 from skyward._pool.task import Task
 from skyward.errors import PoolError, SkywardError
-from skyward.system import threading, time
-from skyward.wire.batch import COUNT
-from skyward.wire.frames import Frame
+from skyward.system import time
 from skyward.wire.messages import Kind
 
 STALE_S = 0.02  # a call that waits longer on a busy worker is moved to an idle one
@@ -284,60 +281,3 @@ class SlotWatch:
             f"{first_queued.function.name}() waits for a slot: all {slots} slots of the pool are held by open streams."
             " Take their items to the end or close them, or open the pool with more slots (concurrency=, nodes=)."
         )
-
-
-class Load:
-    """Reads the state of calls under the lock of `Dispatcher`.
-
-    Args:
-        schedule: the scheduler.
-        lock: the lock that guards it.
-    """
-
-    def __init__(self, schedule: Scheduler, lock: threading.Lock) -> None:
-        self._schedule, self._lock = schedule, lock
-        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # number of calls and errors, by node
-
-    def count_answer(self, node: int, task: Task, frame: Frame) -> None:
-        """Count a node's final message of a call, or of the calls of a batch; called under the lock."""
-        answered = self._answered[node]
-        answered[0] += COUNT.unpack(frame.buffers[0])[0] if task.is_batch and frame.kind == Kind.RESULT else 1
-        answered[1] += frame.kind == Kind.ERROR
-
-    @property
-    def slots(self) -> int:
-        """Number of calls that the connected workers can run at once."""
-        with self._lock:
-            return sum(worker.slots for worker in self._schedule.workers.values())
-
-    def held(self, worker: WorkerClient) -> list[Task]:
-        """Return the unanswered calls of a worker; the first `slots` of them run."""
-        with self._lock:
-            return list(worker.outstanding.values())
-
-    def counts(self) -> dict[str, int]:
-        """Return the numbers of calls that run, that wait, that were answered, and that failed."""
-        with self._lock:
-            held = [(len(worker.outstanding), worker.slots) for worker in self._schedule.all_workers]
-            running = sum(min(calls, slots) for calls, slots in held)
-            queued = sum(calls for calls, _ in held) - running + self._schedule.queued
-            done, failed = (sum(each[which] for each in self._answered.values()) for which in (0, 1))
-            return {"running": running, "queued": queued, "done": done, "failed": failed}
-
-    def counts_of(self, node: int) -> dict[str, int]:
-        """Return the same numbers for one node, including the answers of its predecessors at that index."""
-        with self._lock:
-            held = [(len(w.outstanding), w.slots) for w in self._schedule.all_workers if w.node == node]
-            running = sum(min(calls, slots) for calls, slots in held)
-            done, failed = self._answered[node]
-            return {"running": running, "queued": sum(n for n, _ in held) - running, "done": done, "failed": failed}
-
-    def has_begun(self, task: Task) -> bool:
-        """Return whether a call runs now."""
-        worker = self._schedule.worker_of(task)
-        return worker is not None and task in self.held(worker)[: worker.slots]
-
-    def has_hung_up(self, task: Task) -> bool:
-        """Return whether the worker of a call has closed its connection for a reason not known yet."""
-        worker = self._schedule.worker_of(task)
-        return worker is not None and worker.hung_up

@@ -57,8 +57,7 @@ class Takeover:
                 None to leave it unchanged.
             move: stores the node's place.
         """
-        environment = _checked(order["environment"])
-        lease_s = float(order["lease_s"])
+        environment, lease_s = order["environment"], float(order["lease_s"])
         with self._changed:
             if self._stopped:
                 return
@@ -135,22 +134,6 @@ class Takeover:
     def _wait_ended(self, count: int, timeout_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._stopped or len(self._ended) == count, timeout_s)
-
-
-def _checked(environment: object) -> dict[str, str] | None:
-    """Return the environment of a message after checking that a process can be started with it.
-
-    Raises:
-        ValueError: it is not a valid environment.
-    """
-    if environment is None:
-        return None
-    if not isinstance(environment, dict):
-        raise ValueError("the environment is not an object")
-    for name, value in environment.items():
-        if not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"the environment has {name!r}, which no process can have")
-    return environment
 
 
 def cleaner(reset: str, run_dir: Path) -> Callable[[], str]:

@@ -143,7 +143,7 @@ def test_a_spot_notice_drains_the_machine_and_replaces_it(cloud: Cloud, caplog: 
         taken = cloud.running()[1]
         running = [work_once(number, 6.0) > pool for number in range(2)]
         workers = [worker for node in pool._table.nodes for worker in node.workers]
-        wait_until(lambda: all(map(pool._dispatcher.load.held, workers)), 60)
+        wait_until(lambda: all(map(pool._dispatcher.held, workers)), 60)
         at = datetime.now(UTC) + timedelta(seconds=90)
         taken.interrupt(at.strftime("%Y-%m-%dT%H:%M:%SZ"))
         wait_until(lambda: "taken away" in caplog.text, 60)

@@ -102,7 +102,7 @@ class CollectiveCall(Broadcast):
 
     def stop(self, _task: Task | None = None) -> None:
         """Stop the call on every rank that has not returned; the caller no longer waits for its outcome."""
-        begun = any(map(self._dispatcher.load.has_begun, self._tasks.values()))
+        begun = any(map(self._dispatcher.has_begun, self._tasks.values()))
         with self._changed:
             left = self._left()
             if self._over or not left:
@@ -149,7 +149,7 @@ class CollectiveCall(Broadcast):
 
     def abort(self, reason: str) -> None:
         """Fail because of a restart of the ranks, unless no rank has begun the call; return when that is done."""
-        if not self._begun and not any(map(self._dispatcher.load.has_begun, self._tasks.values())):
+        if not self._begun and not any(map(self._dispatcher.has_begun, self._tasks.values())):
             return
         with self._changed:
             self._abort_reason = reason
@@ -241,7 +241,7 @@ class CollectiveCall(Broadcast):
     def _await_root_cause(self) -> None:
         """Wait for the failure that is the root cause, since a peer may have reported its consequence earlier."""
         while self._failures:
-            unexplained = any(map(self._dispatcher.load.has_hung_up, self._running()))
+            unexplained = any(map(self._dispatcher.has_hung_up, self._running()))
             end = self._failures[0].at + diagnosis.patience_s(self._failures, unexplained=unexplained)
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -256,7 +256,7 @@ class CollectiveCall(Broadcast):
     def _without_stack(self) -> list[Task]:
         """Return the running parts that have not answered about their stack, or without one as they were ending."""
         asked = [task for task in self._running() if not self._samples.get(task.rank)]
-        return [task for task in asked if self._dispatcher.load.has_begun(task)]
+        return [task for task in asked if self._dispatcher.has_begun(task)]
 
     def _dumps(self) -> dict[int, str]:
         """Return, by rank, the dumped stacks of ranks that do not answer because their code holds the GIL."""

@@ -160,7 +160,7 @@ class WorkerGroup:
         if not self._one_at_a_time:
             return bool(self._draining)
         workers = [worker for node in self._table.alive for worker in node.workers if worker.alive]
-        held = (task for worker in workers for task in self._dispatcher.load.held(worker))
+        held = (task for worker in workers for task in self._dispatcher.held(worker))
         return bool(self._draining or self._under_way) or any(
             task.stopping and not task.fails_together for task in held
         )
@@ -277,7 +277,7 @@ class WorkerGroup:
         give_up = time.monotonic() + HEED_S
         while left and not self._closed:
             left = {worker for worker in left if worker.alive}
-            if time.monotonic() >= give_up or not any(map(self._dispatcher.load.held, left)):
+            if time.monotonic() >= give_up or not any(map(self._dispatcher.held, left)):
                 ready = {worker for worker in left if not self._works(worker)}
                 self._ended |= ready
                 for worker in ready:
@@ -287,7 +287,7 @@ class WorkerGroup:
 
     def _works(self, worker: WorkerClient) -> bool:
         """Return whether it runs a call on a single rank that is not being stopped."""
-        running = self._dispatcher.load.held(worker)[: worker.slots]
+        running = self._dispatcher.held(worker)[: worker.slots]
         return any(not task.fails_together and task.stopping is None for task in running)
 
     def _await_all(self) -> list[tuple[NodeClient, WorkerClient]]:

@@ -5,7 +5,7 @@ A replacement has the index of the lost node, and thereby its ranks; the other n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -15,15 +15,15 @@ from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.config import PoolConfig
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
-from skyward._pool.named import NamedPool
+from skyward._pool.named import NamedPool, shape_of
 from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
-from skyward._pool.nodes.starting import NodeStarter, discard
+from skyward._pool.nodes.starting import Topology
 from skyward._pool.signals import listen, uninterrupted
 from skyward.errors import BudgetSpentError, PoolClosedError, PoolError, SkywardError
-from skyward.model.instance import EXIT_DISMISSED
-from skyward.nodes.node import Host
+from skyward.nodes.node import Host, Launch, Node
 from skyward.providers.base import PoolRequest, PreemptionNotice
+from skyward.records.kept_pool import KeptNode
 from skyward.records.pools import PoolRecord
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor, wait
@@ -67,7 +67,7 @@ class NodeManager:
         self._named, self._kept = named, set[int]()
         self._pool, self._settings, self._table, self._tell = request.pool_id, settings, table, tell
         self._dispatcher, self._group, self._record = dispatcher, group, record
-        link = PoolLink(
+        self._link = PoolLink(
             dispatcher=dispatcher,
             printer=printer,
             callbacks=callbacks,
@@ -86,7 +86,7 @@ class NodeManager:
         self.allocation = settings.provider.open(
             replace(request, on_preemption=self.preempted, on_budget_spent=self._budget_spent)
         )
-        self._starter = NodeStarter(self._pool, settings, table, self.allocation, link, tell, named)
+        self._topology = Topology(self._pool, settings)
 
     def _beat(self) -> None:
         """Send heartbeats and detect lost nodes, in a thread that does nothing else and never blocks."""
@@ -107,7 +107,7 @@ class NodeManager:
         table, nodes = self._table, self._settings.nodes
         needed = nodes.desired if self._group.collective else nodes.least
         threading.Thread(target=self._beat, name="skyward-heartbeat", daemon=True).start()
-        self._starter.prepare(hosts, image)
+        self._match_kept(hosts, image)
         for slot in table.slots:
             has_host = slot.index < len(hosts)
             self._spawn(slot, hosts[slot.index] if has_host else None, image, begins=has_host)
@@ -177,8 +177,8 @@ class NodeManager:
                         host = self.allocation.replace(host)
                         image = self.allocation.prepare([host])
                     begins = False
-                    node = self._starter.start(slot, host, image)
-                self._starter.announce()
+                    node = self._start(slot, host, image)
+                self._announce()
                 if table.waits_for_first_set_up(node) or self._serves(slot, node):
                     return
             except PoolClosedError as error:
@@ -187,6 +187,88 @@ class NodeManager:
             except Exception as error:  # any error, since callers may be waiting for this node
                 if not self._note_failure(slot, error):
                     return
+
+    def _match_kept(self, hosts: Sequence[Host], image: str | None) -> None:
+        """Record the first hosts, and end kept nodes that do not match the pool's present parameters."""
+        for index, host in enumerate(hosts):
+            self._topology.put(index, host)
+        if self._named is not None:
+            for kept in self._named.sort({index: self._topology.launch(index, image) for index in range(len(hosts))}):
+                self._discard_kept(kept)
+
+    def _start(self, slot: NodeSlot, host: Host, image: str | None) -> NodeClient:
+        """Start the node of an index on a host, or take over a kept one, and connect to it.
+
+        Raises:
+            SkywardError: it cannot be started.
+        """
+        with self._table.changed:
+            self._topology.put(slot.index, host)
+            launch = self._topology.launch(slot.index, image)
+        if self._named is not None and (kept := self._named.take(slot.index)) is not None:
+            try:
+                taken = replace(launch, key=bytes.fromhex(kept.key))
+                node, environment = self.allocation.adopt(taken, kept.about, kept.agent)
+                return self._connect(slot, host, taken, node, environment)
+            except PoolClosedError:
+                raise
+            except SkywardError as error:
+                self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
+        return self._connect(slot, host, launch, host.start(launch))
+
+    def _announce(self) -> None:
+        """Send each node its COMPUTE_POOL document if that has changed because another node was replaced."""
+        with self._table.changed:
+            nodes = [slot.node for slot in self._table.slots if slot.node is not None and slot.node.is_connected]
+            documents = [(node, self._topology.document(node.index)) for node in nodes]
+        for node, document in documents:
+            if node.document != document:
+                node.move(document)
+
+    def _discard_kept(self, kept: KeptNode) -> None:
+        """End a kept node that this client cannot use."""
+        launch = replace(self._topology.launch(0, None), node=kept.index, key=bytes.fromhex(kept.key))
+        self.allocation.adopt(launch, kept.about, kept.agent)[0].remove()
+
+    def _connect(
+        self, slot: NodeSlot, host: Host, launch: Launch, started: Node, environment: Mapping[str, str] | None = None
+    ) -> NodeClient:
+        """Connect to a node, whose workers get this environment if it was kept."""
+        order = {"compute_pool": launch.compute_pool, "lease_s": self._settings.lease_s, "environment": environment}
+        node = NodeClient(
+            *(slot.index, host, started, self._settings.worker, self._link),
+            key=launch.key,
+            document=launch.compute_pool,
+            order=None if self._named is None else order,
+        )
+        try:
+            with self._table.changed:
+                if self._table.closed.is_set():
+                    raise PoolClosedError(f"Pool {self._pool} was closed.")
+                slot.node = node  # from here on, closing the pool ends it
+            for opened in node.open(self._settings.provision_timeout_s):
+                opened.buffer = self._settings.worker.buffer
+        except BaseException:
+            self._discard(node)
+            raise
+        if self._named is not None:
+            self._named.note(
+                KeptNode(
+                    index=slot.index,
+                    key=launch.key.hex(),
+                    agent=node.agent,
+                    shape=shape_of(launch),
+                    about=self.allocation.about(slot.index),
+                )
+            )
+        return node
+
+    def _discard(self, node: NodeClient) -> None:
+        """Remove a partly started node, or report that its lease will end it."""
+        try:
+            node.discard()
+        except SkywardError as error:
+            self._tell(f"what was begun of node {node.index} could not be removed, and ends by its lease: {error}")
 
     def _serves(self, slot: NodeSlot, node: NodeClient) -> bool:
         """Put a node into service; return False if it has been lost again."""
@@ -197,7 +279,7 @@ class NodeManager:
         try:
             self._group.node_started(node)
         except BaseException:
-            discard(node, self._tell)
+            self._discard(node)
             raise
         with self._table.changed:
             if node.gone is None:
@@ -254,9 +336,6 @@ class NodeManager:
         assert node.gone is not None
         gone = node.gone
         self._record.event("node_lost", node=node.index, host=node.host.name, reason=gone.text, code=gone.code)
-        if node.gone.code == EXIT_DISMISSED:
-            self._end_by(DISMISSED)
-            return
         with self._table.changed:
             if node in self._table.draining:
                 self._table.draining.remove(node)
@@ -288,12 +367,12 @@ class NodeManager:
             return until - time.monotonic()
 
         self._group.drain_node(node, left)
-        while any(map(self._dispatcher.load.held, node.workers)) and left() > 0 and node.gone is None:
+        while any(map(self._dispatcher.held, node.workers)) and left() > 0 and node.gone is None:
             if self._table.closed.wait(_LOOK_S):
                 return
         if node.gone is not None:
             return
-        if any(map(self._dispatcher.load.held, node.workers)):
+        if any(map(self._dispatcher.held, node.workers)):
             node.declare_lost("its host was about to be taken away, and its time was up")
             return
         try:

@@ -16,7 +16,7 @@ from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
 from skyward.errors import SkywardError, WireError
-from skyward.model.instance import EXIT_DISMISSED, SETUP
+from skyward.model.instance import SETUP
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit, Host, Node
 from skyward.records.pools import PoolRecord
@@ -262,8 +262,6 @@ class NodeClient:
         exit_ = self._node.wait_exit(wait_s) or Exit(code=None, text="its agent closed the connection")
         if self._lost_reason is not None:
             exit_ = Exit(code=exit_.code, text=self._lost_reason)
-        elif exit_.code == EXIT_DISMISSED:
-            exit_ = Exit(code=exit_.code, text=DISMISSED)
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()

@@ -1,30 +1,25 @@
-"""Start of nodes: launch on a host or takeover, connection, COMPUTE_POOL document, and set-up of the workers.
+"""What a node is started with (`Topology`), and the set-up of the workers (`WorkerSetup`).
 
 The set-up sends included files, secrets and plugins to all workers at once, and waits for all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from skyward._pool.background import Timers
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.config import PoolConfig, accelerator_info
-from skyward._pool.named import NamedPool, shape_of
-from skyward._pool.nodes.node_client import NodeClient, PoolLink
-from skyward._pool.nodes.node_table import NodeSlot, NodeTable
+from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import LISTEN_S
-from skyward.errors import PluginError, PoolClosedError, SkywardError
+from skyward.errors import PluginError
 from skyward.model.image import Image
 from skyward.model.instance import SETUP, InstanceInfo, Peer
-from skyward.nodes.node import Host, Launch, Node
-from skyward.providers.base import Allocation
-from skyward.records.kept_pool import KeptNode
+from skyward.nodes.node import Host, Launch
 from skyward.runner.config import RunnerSettings
 from skyward.system import Empty, SimpleQueue, time
 from skyward.system.futures import Future
@@ -35,116 +30,6 @@ from skyward.wire.messages import Kind, encode
 
 _LATER_S = 2.0  # a gather times out this much later than its set-up, whose error says more
 _Ended = tuple[int, Future[None]]  # rank, outcome
-
-
-class NodeStarter:
-    """Starts nodes on hosts and connects to them.
-
-    Args:
-        pool, settings: identifier and parameters of the pool.
-        table: its nodes.
-        allocation: its machines.
-        link: the pool's objects and callbacks for its nodes.
-        tell: prints a permanent line.
-        named: its name and kept nodes; None for a pool without a name.
-    """
-
-    def __init__(
-        self,
-        pool: str,
-        settings: PoolConfig,
-        table: NodeTable,
-        allocation: Allocation,
-        link: PoolLink,
-        tell: Callable[[str], None],
-        named: NamedPool | None,
-    ) -> None:
-        self._pool, self._settings, self._table, self._allocation = pool, settings, table, allocation
-        self._link, self._tell, self._named = link, tell, named
-        self._topology = Topology(pool, settings)
-
-    def prepare(self, hosts: Sequence[Host], image: str | None) -> None:
-        """Record the first hosts, and end kept nodes that do not match the pool's present parameters."""
-        for index, host in enumerate(hosts):
-            self._topology.put(index, host)
-        if self._named is not None:
-            for kept in self._named.sort({index: self._topology.launch(index, image) for index in range(len(hosts))}):
-                self.discard_kept(kept)
-
-    def start(self, slot: NodeSlot, host: Host, image: str | None) -> NodeClient:
-        """Start the node of an index on a host, or take over a kept one, and connect to it.
-
-        Raises:
-            SkywardError: it cannot be started.
-        """
-        with self._table.changed:
-            self._topology.put(slot.index, host)
-            launch = self._topology.launch(slot.index, image)
-        if self._named is not None and (kept := self._named.take(slot.index)) is not None:
-            try:
-                taken = replace(launch, key=bytes.fromhex(kept.key))
-                node, environment = self._allocation.adopt(taken, kept.about, kept.agent)
-                return self._connect(slot, host, taken, node, environment)
-            except PoolClosedError:
-                raise
-            except SkywardError as error:
-                self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
-        return self._connect(slot, host, launch, host.start(launch))
-
-    def announce(self) -> None:
-        """Send each node its COMPUTE_POOL document if that has changed because another node was replaced."""
-        with self._table.changed:
-            nodes = [slot.node for slot in self._table.slots if slot.node is not None and slot.node.is_connected]
-            documents = [(node, self._topology.document(node.index)) for node in nodes]
-        for node, document in documents:
-            if node.document != document:
-                node.move(document)
-
-    def discard_kept(self, kept: KeptNode) -> None:
-        """End a kept node that this client cannot use."""
-        launch = replace(self._topology.launch(0, None), node=kept.index, key=bytes.fromhex(kept.key))
-        self._allocation.adopt(launch, kept.about, kept.agent)[0].remove()
-
-    def _connect(
-        self, slot: NodeSlot, host: Host, launch: Launch, started: Node, environment: Mapping[str, str] | None = None
-    ) -> NodeClient:
-        """Connect to a node, whose workers get this environment if it was kept."""
-        order = {"compute_pool": launch.compute_pool, "lease_s": self._settings.lease_s, "environment": environment}
-        node = NodeClient(
-            *(slot.index, host, started, self._settings.worker, self._link),
-            key=launch.key,
-            document=launch.compute_pool,
-            order=None if self._named is None else order,
-        )
-        try:
-            with self._table.changed:
-                if self._table.closed.is_set():
-                    raise PoolClosedError(f"Pool {self._pool} was closed.")
-                slot.node = node  # from here on, closing the pool ends it
-            for opened in node.open(self._settings.provision_timeout_s):
-                opened.buffer = self._settings.worker.buffer
-        except BaseException:
-            discard(node, self._tell)
-            raise
-        if self._named is not None:
-            self._named.note(
-                KeptNode(
-                    index=slot.index,
-                    key=launch.key.hex(),
-                    agent=node.agent,
-                    shape=shape_of(launch),
-                    about=self._allocation.about(slot.index),
-                )
-            )
-        return node
-
-
-def discard(node: NodeClient, tell: Callable[[str], None]) -> None:
-    """Remove a partly started node, or report that its lease will end it."""
-    try:
-        node.discard()
-    except SkywardError as error:
-        tell(f"what was begun of node {node.index} could not be removed, and ends by its lease: {error}")
 
 
 class Topology:

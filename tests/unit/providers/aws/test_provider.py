@@ -34,7 +34,6 @@ def test_wrong_values_are_refused(settings: dict[str, Any], words: str) -> None:
         ({"max_hourly_cost": -1}, "max_hourly_cost= takes a number above 0"),
         ({"budget": 0}, "budget= takes a number above 0"),
         ({"budget": "5"}, "budget= takes a number above 0"),
-        ({"autoscale_cooldown": 3}, "autoscale_cooldown= is not supported"),
     ],
 )
 def test_a_pool_refuses_wrong_terms(settings: dict[str, Any], words: str) -> None:
