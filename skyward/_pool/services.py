@@ -12,7 +12,7 @@ are no longer handled when its call is sent again, so that only one run of it co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,10 @@ class GatherCoordinator:
     Args:
         ranks: names of the participants in messages, by rank.
         clock: timers for the limits.
-        limit_s: returns the limit, from the first rank's request on, of a gather that sets none; called at that
-            request.
+        limit_s: limit, from the first rank's request on, of a gather that sets none.
     """
 
-    def __init__(self, ranks: Mapping[int, str], clock: Timers, limit_s: Callable[[], float] = lambda: CALL_LIMIT_S):
+    def __init__(self, ranks: Mapping[int, str], clock: Timers, limit_s: float = CALL_LIMIT_S) -> None:
         self._ranks, self._clock, self._limit_s = dict(sorted(ranks.items())), clock, limit_s
         self._lock = threading.Lock()
         self._number = 1  # of the current or next gather
@@ -98,20 +97,16 @@ class GatherCoordinator:
                 answers = []
         _tell(answers)
         if first and not problem:
-            limit_s = limit_s or self._limit_s()
             started = time.monotonic()
-            self._clock.after(limit_s, lambda: self._expire(number, started))
+            self._clock.after(limit_s or self._limit_s, lambda: self._expire(number, started))
 
-    def left(self, rank: int, how: str) -> None:
-        """Record that a rank has ended; `how` completes a sentence that starts with the rank."""
+    def ended(self, rank: int, outcome: Frame | BaseException | None) -> None:
+        """Record that a rank's call has ended, with its final message or an error of the pool."""
+        how = _in_words(outcome)
         with self._lock:
             self._gone.setdefault(rank, how)
             answers = self._fail(self._absence([rank])) if self._given else []
         _tell(answers)
-
-    def ended(self, rank: int, outcome: Frame | BaseException | None) -> None:
-        """Record that a rank's call has ended, with its final message or an error of the pool."""
-        self.left(rank, _in_words(outcome))
 
     def waiting(self) -> tuple[str, list[int]]:
         """Return the name of the current gather and the ranks waiting in it; an empty name if there is none."""

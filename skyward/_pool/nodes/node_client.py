@@ -87,8 +87,7 @@ class NodeClient:
         self._closing = False
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
-        self._dumps: dict[tuple[int, int], Future[str]] = {}
-        self._steps: dict[int, Future[dict[str, Any]]] = {}  # pending answers to `usage`, by number
+        self._answers: dict[object, Future[Any]] = {}  # those of the agent that are awaited
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerClient] = {}
         self._readers = 0  # number of threads that read from its workers
@@ -218,12 +217,12 @@ class NodeClient:
                 self._on_exit(decode(frame.head))
             case Kind.DUMPED:
                 report = decode(frame.head)
-                self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
+                self._answers.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
             case Kind.DISMISSED:
                 self._lost_reason = DISMISSED
                 self._pool.dismissed()
             case Kind.MEASURED:
-                self._steps.pop(frame.id, Future()).set_result(decode(frame.head))
+                self._answers.pop(frame.id, Future()).set_result(decode(frame.head))
             case Kind.KEPT:
                 with _unless_closed:
                     self._kept.set_result(True)
@@ -365,14 +364,14 @@ class NodeClient:
 
     def dump(self, worker: WorkerClient) -> Future[str]:
         """Ask the agent for the stack of a worker that does not answer, in faulthandler's format."""
-        dumped = self._dumps[worker.index, worker.generation] = Future[str]()
+        dumped = self._answers[worker.index, worker.generation] = Future[str]()
         self._post(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
         return dumped
 
     def usage(self) -> Future[dict[str, Any]]:
         """Ask the agent for the node's resource usage."""
         number = next(self._numbers)
-        answer = self._steps[number] = Future[dict[str, Any]]()
+        answer = self._answers[number] = Future[dict[str, Any]]()
         self._post(Frame(Kind.USAGE, number))
         return answer
 

@@ -28,7 +28,6 @@ from skyward.wire.frames import Buffer, Frame
 from skyward.wire.handshake import new_key
 from skyward.wire.messages import Kind, encode
 
-_LATER_S = 2.0  # a gather times out this much later than its set-up, whose error says more
 _Ended = tuple[int, Future[None]]  # rank, outcome
 
 
@@ -157,7 +156,7 @@ class WorkerSetup:
         deadline = time.monotonic() + self._limit_s
         gather = None
         if {worker.rank for _, worker in workers} == self._ranks.keys():
-            gather = GatherCoordinator(self._ranks, clock, lambda: deadline + _LATER_S - time.monotonic())
+            gather = GatherCoordinator(self._ranks, clock, self._limit_s)  # this ends later than the set-up
         ended: SimpleQueue[_Ended] = SimpleQueue()
         for node, worker in workers:
             worker.gather = gather

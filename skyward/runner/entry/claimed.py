@@ -73,7 +73,7 @@ def run_pod() -> int:
         listener = listen_at(where, port_of(settings["pool"], settings["number"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         return _refuse("The pod", error)
-    return Pod(listener, identity, float(settings["lease_s"])).run()
+    return Task(listener, identity, float(settings["lease_s"]), kills=True).run()
 
 
 def run_job(folder: Path) -> int:
@@ -166,9 +166,18 @@ _Order = tuple[socket.socket, Mapping[str, Any]]  # the client that has claimed 
 
 
 class Task:
-    """A task, before it is a node and while it is one."""
+    """A task, before it is a node and while it is one.
 
-    def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
+    Args:
+        listener: where its clients connect.
+        identity: its certificate.
+        lease_s: seconds after which it ends without a client.
+        kills: whether a signal ends its runner at once and as a whole: the client of a pod that was deleted or evicted
+            asks the cluster for the reason, and workers ended one by one would be reported first.
+    """
+
+    def __init__(self, listener: socket.socket, identity: Identity, lease_s: float, *, kills: bool = False) -> None:
+        self._kills = kills
         self._listener, self._context, self._lease_s = listener, identity.context(server=True), lease_s
         self._channel = identity.end_point
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()  # None: look at the state again
@@ -259,6 +268,8 @@ class Task:
             runner = self._runner
         if runner is None:
             self._end()
+        elif self._kills:
+            kill_group(runner)
         elif runner.poll() is None:
             runner.send_signal(number)
 
@@ -335,22 +346,6 @@ class Task:
             with self._lock:
                 self._client, self._contact = None, time.monotonic()
             self._orders.put(None)
-
-
-class Pod(Task):
-    """A pod, before it is a node and while it is one."""
-
-    def _on_signal(self, number: int) -> None:  # noqa: ARG002
-        """End a deleted or evicted pod at once and as a whole; the client asks the cluster for the reason.
-
-        Workers ended one by one would be reported first, as if they had exited on their own.
-        """
-        with self._lock:
-            runner = self._runner
-        if runner is None:
-            self._end()
-        else:
-            kill_group(runner)
 
 
 def keep_alive(sock: socket.socket) -> None:
