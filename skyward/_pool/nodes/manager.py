@@ -236,7 +236,11 @@ class NodeManager:
         """Connect to a node, whose workers get this environment if it was kept."""
         order = {"compute_pool": launch.compute_pool, "lease_s": self._settings.lease_s, "environment": environment}
         node = NodeClient(
-            *(slot.index, host, started, self._settings.worker, self._link),
+            slot.index,
+            host,
+            started,
+            self._settings.worker,
+            self._link,
             key=launch.key,
             document=launch.compute_pool,
             order=None if self._named is None else order,

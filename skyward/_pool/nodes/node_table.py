@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +38,11 @@ class NodeSlot:
     error: Exception | None = None
     absent: str = ""
     ready_at: float = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its node takes calls."""
+        return self.node is not None and self.node.gone is None and not self.is_starting
 
     def next_wait(self) -> float:
         """Count the next attempt, and return the seconds to wait before it."""
@@ -105,7 +111,7 @@ class NodeTable:
     def count(self) -> int:
         """Number of nodes that take calls."""
         with self.changed:
-            return sum(slot.node is not None and slot.node.gone is None and not slot.is_starting for slot in self.slots)
+            return sum(slot.is_there for slot in self.slots)
 
     @property
     def is_starting(self) -> bool:
@@ -134,11 +140,9 @@ class NodeTable:
             PoolError: a node was given up.
         """
         with self.changed:
-            whole = partial(self.changed.wait_for, lambda: self.absent or self._is_whole() or self.closed.is_set())
-            listen(whole)
-            absent = self.absent
-        if absent:
-            raise PoolError(f"A call for every node cannot be run: {absent}")
+            self._wait(lambda: self.absent or all(slot.is_there for slot in self.slots))
+            if absent := self.absent:
+                raise PoolError(f"A call for every node cannot be run: {absent}")
 
     def wait_for(self, index: int) -> NodeClient:
         """Return the node of an index, waiting while it is being started or replaced.
@@ -148,18 +152,14 @@ class NodeTable:
         """
         slot = self.slots[index]
         with self.changed:
-            there = partial(self.changed.wait_for, lambda: slot.absent or self._is_there(slot) or self.closed.is_set())
-            listen(there)
+            self._wait(lambda: slot.absent or slot.is_there)
             if slot.node is None or slot.node.gone is not None:
                 raise PoolError(f"Node {index} is not there: {slot.absent or 'the pool has ended'}.")
             return slot.node
 
-    def _is_there(self, slot: NodeSlot) -> bool:
-        return slot.node is not None and slot.node.gone is None and not slot.is_starting
-
-    def _is_whole(self) -> bool:
-        """Return whether every node is in service; a lost one may not be marked as being replaced yet."""
-        return not any(slot.is_starting or (slot.node and slot.node.gone is not None) for slot in self.slots)
+    def _wait(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition or the end of the pool; Ctrl-C interrupts the wait."""
+        listen(partial(self.changed.wait_for, lambda: condition() or self.closed.is_set()))
 
     def is_hopeless(self, least: int, needed: int) -> bool:
         """Return whether too many nodes failed or were given up for the pool to open; called under the lock."""
