@@ -189,7 +189,6 @@ class Cell:
 _current: ContextVar[Cell | None] = ContextVar("skyward_cell", default=None)
 _latest: Cell | None = None
 _shell: Any = None
-cells_begun = 0  # since the first pool was opened; 0 outside IPython
 
 
 def this_cell() -> Cell | None:
@@ -227,8 +226,6 @@ def follow_cells() -> None:
 
 
 def _begin(_info: object) -> None:
-    global cells_begun
-    cells_begun += 1
     _note_cell()
     _let_autoreload_update()
 

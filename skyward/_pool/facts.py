@@ -8,6 +8,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,11 +155,16 @@ class StatsWriter:
         self._file.unlink(missing_ok=True)
 
     def _look(self) -> None:
+        """Write the figures if somebody watches; called every second."""
         if self._ended.is_set():
             return
-        if self._thread is None and self._is_watched():
-            self._thread = threading.Thread(target=self._run, name="skyward-stats", daemon=True)
-            self._thread.start()
+        if self._is_watched():
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, name="skyward-stats", daemon=True)
+                self._thread.start()
+        elif self._thread is not None:
+            self._thread = None
+            self._file.unlink(missing_ok=True)
         self._clock.after(EVERY_S, self._look)
 
     def _is_watched(self) -> bool:
@@ -167,14 +173,6 @@ class StatsWriter:
         except OSError:
             return False
 
-    def _run(self) -> None:
-        try:
-            while self._is_watched() and not self._ended.is_set():
-                figures = measure(self._pool, self._table, self._dispatcher).to_dict()
-                write_json(self._file, figures)
-                self._ended.wait(EVERY_S)
-            self._file.unlink(missing_ok=True)
-        except OSError:
-            pass  # the disk is full, say; watchers report that there are no figures
-        finally:
-            self._thread = None
+    def _write(self) -> None:
+        with suppress(OSError):  # the disk is full, say; watchers report that there are no figures
+            write_json(self._file, measure(self._pool, self._table, self._dispatcher).to_dict())

@@ -170,25 +170,23 @@ def decorated(
     if fn is None:
         return partial(decorated, name=name, prepare=prepare, env=env, collective=collective)
     if isinstance(fn, ComputeFunction):  # above @sky.compute: decorate the function that it wraps
-        inner = _around(fn.fn, name, prepare, env, collective)
+        inner = _around(fn.fn, prepare, env, collective)
         return ComputeFunction(inner, timeout=fn.timeout, retries=fn.retries)
     if not callable(fn):
         raise ConfigError(
             f"@sky.integrations.{name} decorates a function; found {fn!r}. Settings are given by name, as in "
             f"@sky.integrations.{name}(...)."
         )
-    return _around(fn, name, prepare, env, collective)
+    return _around(fn, prepare, env, collective)
 
 
-def _around(
-    fn: Callable[..., Any], name: str, prepare: Prepare, env: Mapping[str, str], collective: bool
-) -> Callable[..., Any]:
+def _around(fn: Callable[..., Any], prepare: Prepare, env: Mapping[str, str], collective: bool) -> Callable[..., Any]:
     @functools.wraps(fn)  # pickled by value if `fn` is in __main__, so it must not use mutable state of this module
     def around(*args: Any, **kwargs: Any) -> Any:
         prepared(prepare)
         return fn(*args, **kwargs)
 
-    return environment.declare(around, env, collective=collective, prepare=prepare, framework=name)
+    return environment.declare(around, env, collective=collective, prepare=prepare)
 
 
 def prepared(prepare: Prepare) -> None:

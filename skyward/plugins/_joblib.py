@@ -10,7 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -118,20 +118,13 @@ def _compare(versions: tuple[tuple[str, str], ...]) -> None:
             )
 
 
-@lru_cache(maxsize=16)
-def _restored(entries: tuple[bytes, ...]) -> tuple[Any, ...]:
-    found = []
-    for entry in entries:
-        try:
-            found.append(pickle.loads(entry))
-        except Exception:  # noqa: S112 - its category is a class that this node does not have, and never warns with
-            continue
-    return tuple(found)
-
-
 def restored_filters(entries: tuple[bytes, ...]) -> list[Any]:
     """Return the client's warning filters, without those whose category cannot be imported here."""
-    return list(_restored(entries))
+    found = []
+    for entry in entries:
+        with suppress(Exception):  # its category is a class that this node does not have, and never warns with
+            found.append(pickle.loads(entry))
+    return found
 
 
 @contextmanager

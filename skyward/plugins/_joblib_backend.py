@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -75,8 +75,9 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             if flow is None or flow.call != call:
                 if flow is not None:
                     flow.close()
-                limit = self._at_once(None if parallel is None else parallel.n_jobs)
-                flow = Flow(parallel, call, limit if limit < self._pool.total_slots else None, self._sender())
+                limit, slots = self._at_once(None if parallel is None else parallel.n_jobs), self._pool.total_slots
+                # with a second batch for each slot, no node waits for the next one
+                flow = Flow(parallel, call, limit if limit < slots else 2 * slots, self._sender())
                 self._flows[id(parallel)] = flow
         return flow.submit(func, callback)
 
@@ -144,86 +145,49 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
 
 class Flow:
-    """The batches of one call of a `Parallel`. Results are handed over in a separate thread, one at a time: joblib
-    requests the next batch there, which runs the user's generator of calls.
+    """The batches of one call of a `Parallel`, each with a thread that sends it and waits for its results.
+
+    joblib's callbacks, which run the user's generator of calls for the next batch, take turns by a lock of joblib's.
 
     Args:
         parallel, call: the `Parallel`, and the number of its call.
-        limit: number of batches that may run concurrently; None for as many as the pool accepts.
+        limit: number of batches that may run concurrently.
         send: starts a batch.
     """
 
-    def __init__(self, parallel: Any, call: str | None, limit: int | None, send: Send) -> None:
-        self.parallel, self.call = parallel, call
-        self._limit, self._send = limit, send
-        self._guard = threading.Lock()
-        self._waiting: deque[_Batch] = deque()
-        self._running: dict[_Batch, Sent | None] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="skyward-joblib")
+    def __init__(self, parallel: Any, call: str | None, limit: int, send: Send) -> None:
+        self.parallel, self.call, self._send = parallel, call, send
+        self._context = copy_context()  # of the notebook cell that shows the output
+        self._sending = threading.Lock()
+        self._running: set[Sent] = set()
+        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="skyward-joblib")
         self._closed = False
 
-    def submit(self, calls: BatchedCalls, callback: Callback | None) -> Future[list[Any]]:
-        batch = _Batch(calls, callback)
-        with self._guard:
-            if self._limit is not None and len(self._running) >= self._limit:
-                self._waiting.append(batch)
-                return batch.outcome
-            self._running[batch] = None
-        self._launch(batch)
-        return batch.outcome
+    def submit(self, batch: BatchedCalls, callback: Callback | None) -> Sent:
+        outcome = self._threads.submit(self._run, batch)
+        if callback is not None:
+            outcome.add_done_callback(lambda ended: None if self._closed else callback(ended))
+        return outcome
 
-    def _launch(self, batch: _Batch) -> None:
+    def _run(self, batch: BatchedCalls) -> list[Any]:
+        with self._sending:
+            if self._closed:
+                raise CancelledError
+            sent = self._context.run(self._send, batch)
+            self._running.add(sent)
         try:
-            sent = self._send(batch.calls)
-        except Exception as error:  # pickling of third-party objects may raise anything
-            sent = Future()
-            sent.set_exception(error)
-        with self._guard:
-            closed = self._closed
-            self._running[batch] = sent
-        if closed:
-            sent.cancel()
-        sent.add_done_callback(lambda sent: self._ended(batch, sent))
-
-    def _ended(self, batch: _Batch, sent: Sent) -> None:
-        with self._guard:
-            if not self._closed:
-                self._thread.submit(self._hand_over, batch, sent)
-
-    def _hand_over(self, batch: _Batch, sent: Sent) -> None:
-        following = None
-        with self._guard:
-            del self._running[batch]
-            if self._waiting:
-                following = self._waiting.popleft()
-                self._running[following] = None
-        if following is not None:
-            self._launch(following)
-        error = sent.exception()
-        if error is None:
-            batch.outcome.set_result(sent.result())
-        else:
-            batch.outcome.set_exception(error)
-        if batch.callback is not None:
-            batch.callback(batch.outcome)
+            return sent.result()
+        finally:
+            self._running.discard(sent)
 
     def close(self) -> None:
         """Cancel the running batches, and drop the waiting ones, without callbacks."""
-        with self._guard:
-            self._closed = True
-            self._waiting.clear()
-            running = [sent for sent in self._running.values() if sent is not None]
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._sending:
+            running = list(self._running)
         for sent in running:
             sent.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-class _Batch:
-    """A submitted batch: its calls, its callback, and its outcome."""
-
-    def __init__(self, calls: BatchedCalls, callback: Callback | None) -> None:
-        self.calls, self.callback = calls, callback
-        self.outcome: Future[list[Any]] = Future()
 
 
 class _Filters:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from skyward.errors import ConfigError, PluginError, UnknownNameError
+from skyward.errors import ConfigError, PluginError
 from skyward.model.extensions import Extensions
 from skyward.model.parameters import checked
 from skyward.plugins.base import Plugin, check
@@ -85,24 +84,9 @@ def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
 
 
 def _made(use: PluginUse) -> Plugin:
-    import inspect
-
     try:
-        make = load(use.name)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{use.where}: {error}") from None
-    signature = inspect.signature(make)
-    try:
-        signature.bind(**use.kwargs)
-    except TypeError as error:
-        known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
-        close = [match for given in use.kwargs for match in get_close_matches(given, known, n=1) if given not in known]
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(
-            f"{use.where}: the plugin {use.name!r} does not take these parameters: {error}.{hint} "
-            f"It takes: {', '.join(known) or 'none'}."
-        ) from None
-    try:
-        return make(**use.kwargs)
+        return load(use.name)(**use.kwargs)
     except ConfigError as error:
         raise type(error)(f"{use.where}: {error}") from error
+    except TypeError as error:  # a required parameter is missing
+        raise ConfigError(f"{use.where}: {error}.") from error

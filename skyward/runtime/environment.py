@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from skyward.errors import ConfigError, PluginError
@@ -28,8 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Prepare = Callable[[InstanceInfo], object]
 _ENV, _COLLECTIVE, _PREPARE = "__skyward_env__", "__skyward_collective__", "__skyward_prepare__"
-_FRAMEWORKS = "__skyward_frameworks__"
-_ALL = (_ENV, _COLLECTIVE, _PREPARE, _FRAMEWORKS)
+_ALL = (_ENV, _COLLECTIVE, _PREPARE)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _everywhere: ContextVar[bool] = ContextVar("skyward_everywhere", default=False)
 _at_end: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("skyward_at_end", default=())
@@ -47,7 +46,6 @@ def declare(
     *,
     collective: bool = False,
     prepare: Prepare | None = None,
-    framework: str = "",
 ) -> F:
     """Declare the requirements of a function, in addition to those of a function inside it.
 
@@ -57,7 +55,6 @@ def declare(
         collective: whether its ranks form one group when it is called on every node, so that the loss of one ends all.
         prepare: called in the worker before each call, before its arguments are loaded and before functions inside this
             one prepare. It may be called again in the same call.
-        framework: the package that it prepares for.
 
     Raises:
         ConfigError: the function already requires another value of the same variable.
@@ -73,8 +70,6 @@ def declare(
         setattr(fn, _COLLECTIVE, True)
     if prepare is not None:
         setattr(fn, _PREPARE, (prepare, *getattr(fn, _PREPARE, ())))
-    if framework:
-        setattr(fn, _FRAMEWORKS, (framework, *declared_frameworks(fn)))
     return fn
 
 
@@ -82,12 +77,6 @@ def declared_env(fn: Callable[..., Any]) -> Mapping[str, str]:
     """Return the variables that a function requires."""
     env: Mapping[str, str] = getattr(fn, _ENV, _NOTHING)
     return env
-
-
-def declared_frameworks(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the packages that a function is decorated for."""
-    frameworks: tuple[str, ...] = getattr(fn, _FRAMEWORKS, ())
-    return frameworks
 
 
 def is_collective(fn: Callable[..., Any]) -> bool:
@@ -120,29 +109,13 @@ def carry(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., 
 def conflict(env: Mapping[str, str]) -> str | None:
     """Return why this process can no longer set the variables that a function requires; None if it can.
 
-    A variable that a module reads at its import cannot be set once the module is loaded.
+    Keras reads the name of its backend when it is imported.
     """
-    for name, value in env.items():
-        module_name, in_use = _READ_AT_IMPORT.get(name, ("", _nothing))
-        module = sys.modules.get(module_name)
-        if module is not None and (found := in_use(module)) not in (value, None):
-            return f"{module_name} is loaded with {name}={found}, and it reads {name} only when it is imported"
-    return None
-
-
-def _keras_backend(keras: ModuleType) -> str | None:
+    wanted, keras = env.get("KERAS_BACKEND"), sys.modules.get("keras")
     config = getattr(keras, "config", None)  # None while keras itself is being imported
-    return None if config is None else str(config.backend())
-
-
-def _nothing(_module: ModuleType) -> str | None:
-    return None
-
-
-# variable -> the module that reads it at its import, and a function returning the value that it has read
-_READ_AT_IMPORT: Mapping[str, tuple[str, Callable[[ModuleType], str | None]]] = {
-    "KERAS_BACKEND": ("keras", _keras_backend),
-}
+    if wanted is None or config is None or config.backend() == wanted:
+        return None
+    return f"keras is loaded with KERAS_BACKEND={config.backend()}, and it reads KERAS_BACKEND only when it is imported"
 
 
 def apply(env: Mapping[str, str]) -> None:

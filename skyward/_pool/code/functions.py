@@ -9,10 +9,10 @@ from __future__ import annotations
 import dis
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import is_
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -38,10 +38,6 @@ _FIXED = frozenset(
     {int, float, complex, bool, str, bytes, range, slice, NoneType, EllipsisType, NotImplementedType, object}
     | {ModuleType, BuiltinFunctionType, GenericAlias, re.Pattern}
 )
-_codes = attrgetter("__code__")
-_defaults = attrgetter("__defaults__")
-_keyword_defaults = attrgetter("__kwdefaults__")
-_own = attrgetter("__dict__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +197,14 @@ class Watch:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self._functions: list[FunctionType] = []
-        self._spaces: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
-        self._cells: list[tuple[CellType, Any]] = []
+        self._states: list[tuple[FunctionType, tuple[str, ...], list[Any]]] = []
         self._is_fixed = self._walk(fn)
-        self._codes = [(get, list(map(get, self._functions))) for get in (_codes, _defaults, _keyword_defaults)]
-        self._globals = [(space, (*names,), (*names.values(),)) for space, names in self._spaces.values()]
 
     def unchanged(self, fn: Callable[..., Any], data: bytes) -> bool:
         """Return whether the function would still be pickled as `data`."""
         if not self._is_fixed:
             return payload.pickles_as(fn, data)
-        for space, names, values in self._globals:
-            if not all(map(is_, map(space.get, names, repeat(_MISSING)), values)):
-                return False
-        for get, codes in self._codes:
-            if not all(map(is_, map(get, self._functions), codes)):
-                return False
-        return all(_content(cell) is value for cell, value in self._cells) and not any(map(_own, self._functions))
+        return all(all(map(is_, _state(each, names), state)) for each, names, state in self._states)
 
     def _walk(self, fn: Any) -> bool:
         """Register all functions sent with this one; return whether there is nothing else that can change."""
@@ -232,7 +218,12 @@ class Watch:
             seen[id(obj)] = obj
             if kind is FunctionType:
                 if not payload.is_importable(obj):
-                    todo += self._add(obj)
+                    if obj.__dict__:
+                        return False
+                    names = tuple(dict.fromkeys(global_names(obj.__code__)))
+                    state = _state(obj, names)
+                    self._states.append((obj, names, state))
+                    todo += [*state[_VALUES:], *(obj.__kwdefaults__ or {}).values()]
             elif issubclass(kind, type):
                 if not payload.is_importable(obj):
                     return False
@@ -242,19 +233,22 @@ class Watch:
                 todo.append(getattr(obj, "fn", None))
             else:
                 return False
-        return not any(map(_own, self._functions))
+        return True
 
-    def _add(self, fn: FunctionType) -> Iterator[Any]:
-        """Register a function; yield the values sent with it."""
-        self._functions.append(fn)
-        _, names = self._spaces.setdefault(id(fn.__globals__), (fn.__globals__, {}))
-        for name in global_names(fn.__code__):
-            names[name] = fn.__globals__.get(name, _MISSING)
-            yield names[name]
-        self._cells += ((cell, _content(cell)) for cell in fn.__closure__ or ())
-        yield from map(_content, fn.__closure__ or ())
-        yield from fn.__defaults__ or ()
-        yield from (fn.__kwdefaults__ or {}).values()
+
+_VALUES = 3  # index in a state of the first value that is sent as well
+
+
+def _state(fn: FunctionType, names: Sequence[str]) -> list[Any]:
+    """Return the objects that make up a function of `__main__`, whose code uses these globals."""
+    return [
+        fn.__code__,
+        bool(fn.__dict__),
+        fn.__kwdefaults__,
+        fn.__defaults__,
+        *map(_content, fn.__closure__ or ()),
+        *map(fn.__globals__.get, names, repeat(_MISSING)),
+    ]
 
 
 def _content(cell: CellType) -> Any:
