@@ -51,7 +51,6 @@ D = TypeVar("D")
 E = TypeVar("E")
 F = TypeVar("F")
 
-_METHODS = ("_run", "_broadcast", "_run_async", "_run_parallel", "_run_stream")
 _HOW_TO_RUN = "Give it to a pool: `{} >> pool`; `.local(...)` of the function runs it in this process."
 _OF_OTHERS = ("apply_async", "delay", "remote", "spawn", "submit")  # methods of other libraries that send calls
 _SHAPES = 64  # cached argument shapes of a function; with *args or **kwargs there is no limit to them
@@ -431,21 +430,12 @@ def _resolve(target: Any, call: object, operator: str) -> Target:
             "Open one around it with `with sky.ComputePool(...):`, or decorate the function it stands in with "
             "`@sky.pool(...)`.",
         )
-    if type(target) not in _targets:
-        _check_target(target, call, operator)
-    pool: Target = target
-    return pool
-
-
-_targets: set[type] = set()  # types that have been accepted as targets
-
-
-def _check_target(target: object, call: object, operator: str) -> None:
-    if isinstance(target, type) or not all(hasattr(target, name) for name in _METHODS):
+    if isinstance(target, type) or not hasattr(target, "_run_stream"):
         raise TypeError(
             f"`{call!r} {operator} ...` needs a pool, `sky` or `sky.sky` on its right, found {_found(target)}."
         )
-    _targets.add(type(target))
+    pool: Target = target
+    return pool
 
 
 def _operands(other: object) -> tuple[PendingCompute[Any], ...]:

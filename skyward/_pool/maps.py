@@ -15,7 +15,6 @@ import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from skyward._pool.config import PoolConfig
 from skyward._pool.progress import Counting, Progress
 from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Task, item_note
-from skyward.errors import ConfigError, JournalError, SerializationError
+from skyward.errors import ConfigError, SerializationError
 from skyward.records.results import ResultJournal, ResultKey
 from skyward.system import SimpleQueue
 from skyward.wire import batch, payload
@@ -277,26 +276,18 @@ class JournaledMap:
     def _compute(
         self, journal: ResultJournal, keys: Sequence[ResultKey], missing: Sequence[int], sending: Sending
     ) -> list[Task]:
-        """Save results as they arrive; on the first error or Ctrl-C, save those that have arrived and stop the rest."""
+        """Save results in the order of their arrival; stop the rest at the first error or Ctrl-C."""
         tasks, arrived = [sending.single(index) for index in missing], SimpleQueue[Task]()
-        place = {task: keys[index] for task, index in zip(tasks, missing, strict=True)}
-        counting = Counting(tasks, quiet=sending.quiet)
+        key_of = {task: keys[index] for task, index in zip(tasks, missing, strict=True)}
         sending.submit(tasks, arrived)
         try:
-            with counting:
+            with Counting(tasks, quiet=sending.quiet) as counting:
                 for _ in tasks:
                     task = counting.take(arrived)
                     sending.drain()
-                    self._keep(journal, place.pop(task), task)
-        except JournalError:
-            sending.cancel(tasks)
-            raise
+                    self._keep(journal, key_of[task], task)
         except BaseException:
             sending.cancel(tasks)
-            with suppress(JournalError):  # the error that is raised matters more
-                for task, key in place.items():
-                    if task.done and not task.failed and task.stream is None:
-                        self._keep(journal, key, task)
             raise
         return tasks
 
@@ -315,15 +306,11 @@ class JournaledMap:
         earlier = [each for each in journal.keys if each.function == key.function]
         code = sum(each.code != key.code for each in earlier)
         image = sum(each.code == key.code and each.image != key.image for each in earlier)
-        others = sorted({each.function for each in journal.keys} - {key.function})
         unused = []
         if code:
             unused.append(f"{key.function}() has changed: {_counted(code)} of another version of it")
         if image:
             unused.append(f"{_counted(image)} of another image")
-        if not earlier and others:
-            named = ", ".join(f"{name}()" for name in others[:3]) + ", ..." * (len(others) > 3)
-            unused.append(f"all {_counted(len(journal))} of {named}")
         texts = [said] * bool(said) + [f"{text} and not used" for text in unused]
         return f"journal {self.journal}: {'; '.join(texts)}" if texts else ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from skyward._pool.background import Timers
 from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import SharedValue
-from skyward._pool.display import name_cells, this_cell
+from skyward._pool.display import Cell, name_cells, this_cell
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import LISTEN_S, uninterrupted
 from skyward.errors import PoolError, RemoteTraceback, SkywardError, shortened
@@ -35,6 +36,7 @@ Read = Callable[[Buffer, Sequence[Buffer], str], Any]  # see `Task.read`
 ReadError = Callable[[Frame], BaseException]  # see `Task.remote_error`
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """A call and its state. Changed only under the dispatcher's lock.
 
@@ -46,62 +48,33 @@ class Task:
         done: whether its outcome is known; set before the waiter is called.
         stream: the outcome of a call that returned a generator, where the items arrive.
         broadcast: the call on all ranks that it is part of; None for a call on one rank.
-        item: index and value of its item in a map, as long as an error may name them; None for other calls.
-        cell: the notebook cell that made the call and shows its output; None outside notebooks.
-        is_batch: whether it stands for several calls of a map, which one worker runs one after another.
         shared: values that its arguments refer to, which must be sent to its worker first.
+        item: index and value of its item in a map, as long as an error may name them; None for other calls.
+        is_batch: whether it stands for several calls of a map, which one worker runs one after another.
+        cell: the notebook cell that made the call and shows its output; None outside notebooks.
     """
 
-    __slots__ = (
-        "_waiter",
-        "broadcast",
-        "buffers",
-        "cell",
-        "data",
-        "done",
-        "error",
-        "frame",
-        "function",
-        "id",
-        "is_batch",
-        "item",
-        "pin",
-        "place",
-        "rank",
-        "retries",
-        "sent_at",
-        "shared",
-        "stopping",
-        "stream",
-        "timeout",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        ident: int,
-        function: Function,
-        data: bytes,
-        buffers: Sequence[Buffer],
-        timeout: float | None,
-        retries: int,
-    ) -> None:
-        self.id, self.function, self.data, self.buffers = ident, function, data, buffers
-        self.timeout, self.retries = timeout, retries
-        self.cell = this_cell()
-        self.pin: int | None = None
-        self.place = ""
-        self.rank = -1
-        self.sent_at = 0.0
-        self.stopping: SkywardError | None = None
-        self.done = False
-        self.frame: Frame | None = None
-        self.error: BaseException | None = None
-        self.stream: StreamSource | None = None
-        self.broadcast: Broadcast | None = None
-        self.shared: tuple[SharedValue, ...] = ()
-        self.item: tuple[int, Any] | None = None
-        self.is_batch = False
-        self._waiter: list[Waiter] = [_no_waiter]
+    id: int
+    function: Function
+    data: bytes
+    buffers: Sequence[Buffer]
+    timeout: float | None
+    retries: int
+    pin: int | None = None
+    place: str = ""
+    rank: int = -1
+    sent_at: float = 0.0
+    stopping: SkywardError | None = None
+    done: bool = False
+    frame: Frame | None = None
+    error: BaseException | None = None
+    stream: StreamSource | None = None
+    broadcast: Broadcast | None = None
+    shared: tuple[SharedValue, ...] = ()
+    item: tuple[int, Any] | None = None
+    is_batch: bool = False
+    cell: Cell | None = field(default_factory=this_cell)
+    _waiter: list[Waiter] = field(default_factory=lambda: [_no_waiter])
 
     def copy(self, ident: int) -> Task:
         """Return the same call under another id, sharing the payload."""
@@ -293,18 +266,15 @@ class Streams:
             self._clock.after(source.linger_s, source.stop)
 
 
+@dataclass(slots=True, eq=False)
 class StreamSource:
     """Receiving end of a stream, referenced by the pool; the consumer's end can be dropped independently."""
 
-    def __init__(
-        self,
-        credit: Callable[[int], None],
-        stop: Callable[[], None],
-        linger_s: float,
-        dropped: SimpleQueue[StreamSource | None],
-    ) -> None:
-        self.credit, self.stop, self.linger_s, self.dropped = credit, stop, linger_s, dropped
-        self.arrived: SimpleQueue[Frame | BaseException] = SimpleQueue()
+    credit: Callable[[int], None]
+    stop: Callable[[], None]
+    linger_s: float
+    dropped: SimpleQueue[StreamSource | None]
+    arrived: SimpleQueue[Frame | BaseException] = field(default_factory=SimpleQueue)
 
     def put(self, item: Frame | BaseException) -> None:
         """Add an item, the end of the stream, or an error."""

@@ -174,21 +174,18 @@ def _check_port(plugins: Sequence[Plugin]) -> None:
     """Check the use of the one port that a pool claims on node 0: a cluster's server needs it, a group uses another one
     if it is taken.
     """
-    serving: str | None = None
-    group: str | None = None
-    for plugin in plugins:
-        if plugin.name in SERVERS and serving:
-            raise ConfigError(
-                f"The plugins {serving!r} and {plugin.name!r} cannot be in one pool: each has a server on the one port "
-                "that a pool claims on node 0. Open a pool for each."
-            )
-        if plugin.name in SERVERS and group:
-            raise ConfigError(
-                f"List the plugin {plugin.name!r} before {group!r}: its server needs the port that the pool claims on "
-                "node 0, and a group of ranks that is made later uses another one."
-            )
-        serving = plugin.name if plugin.name in SERVERS else serving
-        group = plugin.name if plugin.collective else group
+    serving = [plugin.name for plugin in plugins if plugin.name in SERVERS]
+    if len(serving) > 1:
+        raise ConfigError(
+            f"The plugins {serving[0]!r} and {serving[1]!r} cannot be in one pool: each has a server on the one port "
+            "that a pool claims on node 0. Open a pool for each."
+        )
+    names = [plugin.name for plugin in plugins if plugin.collective or plugin.name in SERVERS]
+    if serving and names[0] != serving[0]:
+        raise ConfigError(
+            f"List the plugin {serving[0]!r} before {names[0]!r}: its server needs the port that the pool claims on "
+            "node 0, and a group of ranks that is made later uses another one."
+        )
 
 
 def check_pickles(value: object, plugin: str, hook: str) -> None:

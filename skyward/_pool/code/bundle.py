@@ -15,12 +15,12 @@ import os
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from skyward.errors import ConfigError, SerializationError, SkywardError
 from skyward.model.image import DEFAULT_EXCLUDES
@@ -57,10 +57,8 @@ class CodeBundle:
         return cls(tuple(sorted(files.items())), digest.hexdigest(), frozenset(programs))
 
 
-class ReadModule(Protocol):
-    """Function that returns the content of a module's file, given module name, local file and path on nodes."""
-
-    def __call__(self, name: str, file: Path, path: str, /) -> bytes: ...
+# returns the content of a module's file, given module name, local file and path on nodes
+ReadModule = Callable[[str, Path, str], bytes]
 
 
 def read_module(_name: str, file: Path, _path: str) -> bytes:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 BUDGET = 512 * 1024 * 1024  # limit in bytes for unused values that are kept here, and in each worker
 SHARED_FROM = 64 * 1024  # bytes; smaller values are cheaper inside the call than as a separate message
 READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get writable copies; joblib uses the same limit
-_RECENT_CALLS = 64  # a value that none of this many last calls used may be dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,6 @@ class SharedValue:
         return len(self.head) + sum(map(len, self.buffers))
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A large array that was an argument. The reference keeps its address from being reused."""
-
-    obj: Any
-    value: SharedValue
-    last_call: int = 0
-
-
 class Packed(NamedTuple):
     """A call that is ready to be sent."""
 
@@ -86,8 +76,8 @@ class SharedArguments:
 
     def __init__(self, functions: Functions, start: Callable[[Packed], Future[Any]]) -> None:
         self._functions, self._start = functions, start
-        self._large: OrderedDict[tuple[Any, ...], _Seen] = OrderedDict()  # by address, least recently used first
-        self._calls = 0
+        # by address, least recently used first; the reference to the array keeps its address from being reused
+        self._large: OrderedDict[tuple[Any, ...], tuple[Any, SharedValue]] = OrderedDict()
         self._noted: set[FunctionType] = set()
         self._modules: set[str] = set()
 
@@ -106,7 +96,6 @@ class SharedArguments:
         Raises:
             SerializationError: something in the arguments cannot be pickled.
         """
-        self._calls += 1
         values: dict[bytes, SharedValue] = {}
         pickler = partial(_Pickler, self, values)
         data, buffers = payload.dumps((args, {}), what=f"An argument of {name}()", pickler=pickler)
@@ -118,22 +107,12 @@ class SharedArguments:
         if nbytes < READ_ONLY_FROM:
             return SharedValue.of(obj)
         address = _address(obj)
-        seen = self._large.get(address)
-        if seen is None:
-            self._drop_old()
-            seen = self._large[address] = _Seen(obj, SharedValue.of(obj))
-        seen.last_call = self._calls
+        if address not in self._large:
+            while sum(value.nbytes for _, value in self._large.values()) > BUDGET:
+                self._large.popitem(last=False)
+            self._large[address] = obj, SharedValue.of(obj)
         self._large.move_to_end(address)
-        return seen.value
-
-    def _drop_old(self) -> None:
-        """Drop snapshots that recent calls have not used, if they exceed the budget."""
-        excess = sum(seen.value.nbytes for seen in self._large.values()) - BUDGET
-        for address, seen in tuple(self._large.items()):
-            if excess <= 0 or seen.last_call > self._calls - _RECENT_CALLS:
-                return
-            excess -= seen.value.nbytes
-            del self._large[address]
+        return self._large[address][1]
 
     def note(self, obj: Any, *, by_value: bool) -> None:
         """Record the modules that an object in the arguments needs; each function is examined once."""
