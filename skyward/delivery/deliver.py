@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,14 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
     return delivered
 
 
-def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> Delivered | None:
+def _where_wanted(ready: Delivered, target: ImageTarget, store: EngineImages) -> Delivered | None:
     """Return an image delivered before, if all recipients have it unchanged, or pull it by its digest."""
     if target.registry and not target.machines:
-        if "@" not in ready.reference:
-            return None
-        return Delivered(tag=ready.tag, reference=ready.reference, auth=engine_login(target.registry), user=ready.user)
+        return replace(ready, auth=engine_login(target.registry)) if "@" in ready.reference else None
     facts = [*_look(target.machines, ready.tag).values()] if target.machines else [store.inspect(ready.tag)]
     if not all(is_known(ready.tag, each) for each in facts):
         return None
-    return Delivered(tag=ready.tag, reference=facts[0].id if facts[0] else "", user=ready.user)
+    return replace(ready, reference=facts[0].id if facts[0] else "")
 
 
 def put_in_registry(plan: Plan, registry: str, store: EngineImages, report: Report) -> str:
@@ -306,28 +304,6 @@ def _on_each(machines: Sequence[Machine], work: Callable[[Machine, Follow], None
 # where it is needed, with the delivered content, is used unchanged.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """An image that has been delivered.
-
-    Attributes:
-        tag: its name on the engines that have it.
-        user: the user that it names; "" if it names none.
-        contents: digests that its content may have, and its ids.
-        reference: `repository@digest` if it was put into a registry for others to pull.
-    """
-
-    tag: str
-    user: str
-    contents: tuple[str, ...]
-    reference: str = ""
-
-    @classmethod
-    def of(cls, tag: str, user: str, reference: str) -> Prepared:
-        """Create the value for an image that this user has just delivered."""
-        return cls(tag=tag, user=user, contents=tuple(sorted(known_contents(tag))), reference=reference)
-
-
 def description(image: Image, spec: ClusterSpec) -> str:
     """Return a key that identifies an image before any look-up: a hash of its fields and its compilation target."""
     told = {field.name: getattr(image, field.name) for field in fields(image) if field.compare}
@@ -335,12 +311,16 @@ def description(image: Image, spec: ClusterSpec) -> str:
     return hashlib.sha256(json.dumps(wanted, sort_keys=True, default=_plain).encode()).hexdigest()
 
 
-def write_prepared(folder: Path, images: Mapping[str, Prepared]) -> None:
-    """Store the images, by their descriptions, for the driver of the run with this directory."""
-    write_json(folder / _PREPARED_FILE, {key: asdict(image) for key, image in images.items()})
+def write_prepared(folder: Path, images: Mapping[str, Delivered]) -> None:
+    """Store the images, by their descriptions, for the driver of the run with this directory; without credentials."""
+    told = {}
+    for key, image in images.items():
+        contents = sorted(known_contents(image.tag))
+        told[key] = {"tag": image.tag, "reference": image.reference, "user": image.user, "contents": contents}
+    write_json(folder / _PREPARED_FILE, told)
 
 
-def prepared_image(image: Image, spec: ClusterSpec) -> Prepared | None:
+def prepared_image(image: Image, spec: ClusterSpec) -> Delivered | None:
     """Return the delivered image for the run of this process; None if there is none, or outside a run."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or not (Path(folder) / _PREPARED_FILE).is_file():
@@ -348,9 +328,9 @@ def prepared_image(image: Image, spec: ClusterSpec) -> Prepared | None:
     found = json.loads((Path(folder) / _PREPARED_FILE).read_text()).get(description(image, spec))
     if found is None:
         return None
-    for content in found["contents"]:  # compared with the contents on engines
+    for content in found.pop("contents"):  # compared with the contents on engines
         note_content(found["tag"], content)
-    return Prepared(**{**found, "contents": tuple(found["contents"])})
+    return Delivered(**found)
 
 
 def _plain(value: Any) -> Any:

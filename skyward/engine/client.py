@@ -32,7 +32,6 @@ class Engine:
 
     Attributes:
         url: its address in the form of `DOCKER_HOST`.
-        version: its version.
         product: the product name it reports; empty for a plain engine.
         is_podman: whether it is Podman's, which has the same interface.
     """
@@ -44,12 +43,12 @@ class Engine:
         with engine_call("say its version", self.url):
             with _client(APIClient, address, "1.41") as first:
                 about = first.version(api_version=False)
-            self.version, self.product = str(about["Version"]), str((about.get("Platform") or {}).get("Name") or "")
+            self.product = str((about.get("Platform") or {}).get("Name") or "")
             components = [str(each.get("Name")) for each in about.get("Components") or ()]
             self.is_podman = any(name.startswith("Podman") for name in components)
             if tuple(map(int, about["ApiVersion"].split("."))) < _LEAST_API:
                 raise EngineError(
-                    f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."
+                    f"The Docker engine at {self.url} is version {about['Version']}; skyward needs 20.10 or newer."
                 )
             self._api = _client(APIClient, address, about["ApiVersion"])
         self._limits = LIMITS

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
-from skyward.delivery.deliver import ImageTarget, Prepared, deliver, description
+from skyward.delivery.deliver import Delivered, ImageTarget, deliver, description
 from skyward.engine import ContainerSpec, Engine
 from skyward.errors import ConfigError, ProviderError
 from skyward.image.plan import with_origin
@@ -90,7 +90,7 @@ def _searching(folder: Path) -> Iterator[None]:
 
 def deliver_images(
     pool: Declared, to_pools: ImageTarget, to_driver: ImageTarget, report: Report
-) -> tuple[Mapping[str, Prepared], str]:
+) -> tuple[Mapping[str, Delivered], str]:
     """Deliver the image of a program's first pool to its nodes' machines, and the driver's image to its machine.
 
     Returns:
@@ -103,7 +103,7 @@ def deliver_images(
     """
     image, cluster = compiled_for(pool)
     made = deliver(image, cluster, to_pools, report)
-    prepared = {description(image, cluster.spec): Prepared.of(made.tag, made.user, made.reference)}
+    prepared = {description(image, cluster.spec): made}
     # the program's packages in the same versions as its functions have them, and those of skyward's client
     plain = replace(image, includes=(), bake=False, lock=None)
     driver = with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client")

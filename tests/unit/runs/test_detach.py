@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +10,8 @@ import pytest
 
 import skyward as sky
 from skyward.builder.sources.declared import Declared
-from skyward.delivery.deliver import Prepared, description, prepared_image, write_prepared
+from skyward.builder.store import known_contents, note_content
+from skyward.delivery.deliver import Delivered, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
 from skyward.runs.container import pack
@@ -88,12 +90,16 @@ def test_a_driver_finds_images_by_their_descriptions(tmp_path: Path, monkeypatch
     spec, other = ClusterSpec(python="3.11"), ClusterSpec(python="3.12")
     image = sky.Image(pip=["numpy"], env={"A": "1", "B": "2"})
     same = sky.Image(env={"B": "2", "A": "1"}).pip_install("numpy")
-    write_prepared(tmp_path, {description(image, spec): Prepared(tag="skyward:x", user="app", contents=("sha256:1",))})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "client"))
+    note_content("skyward:x", "sha256:1")
+    made = Delivered(tag="skyward:x", user="app", auth={"password": "canary"})
+    write_prepared(tmp_path, {description(image, spec): made})
 
     assert prepared_image(same, spec) is None  # outside of the run
     monkeypatch.setenv("SKYWARD_RUN", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    assert prepared_image(same, spec) == Prepared(tag="skyward:x", user="app", contents=("sha256:1",))
+    assert prepared_image(same, spec) == replace(made, auth={})
+    assert known_contents("skyward:x") == {"sha256:1"}
     assert prepared_image(same, other) is None
     assert prepared_image(same.pip_install("torch"), spec) is None
