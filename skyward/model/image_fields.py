@@ -129,10 +129,9 @@ def python(version: Any) -> str:
     meant = f"; write python={str(version)!r}" if isinstance(version, float) else ""
     if isinstance(version, str) and (minor := re.match(r"3\.\d{1,2}(?=\.\d+$)", version)):
         meant = f"; write python={minor[0]!r}, whose newest release it takes"
-    right = version == "auto" or _matches(_MINOR, version)
-    require(right, "python", version, f"'auto' or a minor version such as '3.12'{meant}")
-    known = version == "auto" or oldest <= int(version.partition(".")[2]) <= newest
-    require(known, "python", version, f"'auto' or a version that there is, '3.{oldest}' to '3.{newest}'")
+    known = _matches(_MINOR, version) and oldest <= int(version.partition(".")[2]) <= newest
+    wanted = f"'auto' or a minor version such as '3.12'{meant or f', from 3.{oldest} to 3.{newest}'}"
+    require(version == "auto" or known, "python", version, wanted)
     return str(version)
 
 
@@ -242,7 +241,6 @@ _EDITABLE = re.compile(r"\s*(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VCS = re.compile(r"(?:git|hg|svn|bzr)\+")
 _FILE_URL = re.compile(r"(?:[A-Za-z0-9._-]+\s*(\[[^\]]*\])?\s*@\s*)?file:([^\s;#?$\[]+)(\[[^\]]*\])?(?:#(\S*))?")
 _VARIABLE = re.compile(r"\$\{[A-Za-z0-9_]+\}")
-_MARKER = re.compile(r"""\s*[('"]*\s*(python_|sys_|platform_|os_name|implementation_|extra\b)""")
 
 
 def requirement_words(entries: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
@@ -273,12 +271,6 @@ def requirement(text: str) -> str:
         raise ConfigError(
             f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {without_logins(text)!r}. Give an "
             "index in pip_indexes, for the packages that come from it, or in a file of requirements."
-        )
-    head, _, condition = text.partition(";")
-    if local_path(head) is not None and _MARKER.match(condition):
-        raise ConfigError(
-            f"Image: pip names the path {head.strip()!r} with a condition, {condition.strip()!r}, which paths cannot "
-            "have: an image is for one Python and one platform. Leave the condition out, or the entry."
         )
     located = local_path(text)
     if located is not None:
