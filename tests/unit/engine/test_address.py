@@ -27,20 +27,12 @@ def _context(config: Path, name: str) -> None:
 )
 def test_the_order_of_the_docker_command(tmp_path: Path, base_url: str | None, env: dict[str, str], url: str) -> None:
     """The caller's address, DOCKER_HOST, the context of the environment, the configuration's."""
-    _context(tmp_path, "one")
-    _context(tmp_path, "two")
-    (tmp_path / "config.json").write_text('{"currentContext": "one"}')
-    assert find_engine(base_url, {**env, "DOCKER_CONFIG": str(tmp_path)}).url == url
-
-
-def test_the_configuration_at_home(tmp_path: Path) -> None:
-    """Without DOCKER_CONFIG it is in ~/.docker; without any the engine is at the default socket."""
-    assert find_engine(env={"HOME": str(tmp_path)}).url == "unix:///var/run/docker.sock"
-    _context(tmp_path / ".docker", "rootless")
-    (tmp_path / ".docker" / "config.json").write_text('{"currentContext": "rootless"}')
-    found = find_engine(env={"HOME": str(tmp_path)})
-    assert found.path == Path("/rootless.sock")
-    assert "rootless" in found.origin
+    config = tmp_path / ".docker"  # where it is without DOCKER_CONFIG
+    _context(config, "one")
+    _context(config, "two")
+    (config / "config.json").write_text('{"currentContext": "one"}')
+    assert find_engine(base_url, {**env, "DOCKER_CONFIG": str(config)}).url == url
+    assert find_engine(base_url, {**env, "HOME": str(tmp_path)}).url == url
 
 
 def test_engines_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.builder.docker.output import Progress, build_failure
-from skyward.builder.events import Event, as_lines
+from skyward.builder.events import as_lines
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.model.image import Image
 from tests.unit.image.images import compiled, torched
@@ -39,6 +39,9 @@ def test_steps_are_reported_by_what_they_do() -> None:
         "#8 DONE 1.0s",
         "#7 DONE 12.5s",
         "#9 [linux/amd64 image 4/6] RUN x",
+        "#10 [image 5/6] RUN x",
+        f"#10 extracting sha256:{'8a' * 32} 0.0s done",  # of a layer from a registry
+        "#10 DONE 0.4s",
     )
     progress.quiet()  # a step without output is seen to run
     progress.quiet()
@@ -47,6 +50,7 @@ def test_steps_are_reported_by_what_they_do() -> None:
         "pip rich ... (your pip=['rich'])",
         "uv 0.13.8: 1.0 s",
         "pip rich: 12.5 s",
+        "run true: cached",
         "run make it ... (your run=['make it'] (command 1 of 2))",
     ]
 
@@ -85,8 +89,10 @@ def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, 
         assert origin in str(error)
 
 
-def test_what_fails_before_a_step() -> None:
-    """A missing base is an error of its own; the end of the engine is not blamed on the step."""
+def test_what_fails_outside_of_steps() -> None:
+    """A cache is no failure, a missing base an error of its own; the end of the engine is not blamed on the step."""
+    progress, _ = _fed("#4 importing cache manifest from r.io/x:cache", "#4 ERROR: r.io/x:cache: not found")
+    assert (progress.failed, progress.title, "not found" in progress.ending) == (None, "", True)
     progress, _ = _fed("#7 [image 3/6] RUN uv", "#7 0.1 x", "error reading from server: EOF")
     assert "engine went away" in str(build_failure(PLAN, progress, 1))
     line = "failed to solve: python:3.11-slim: failed to resolve source metadata for python: not found"
@@ -94,52 +100,6 @@ def test_what_fails_before_a_step() -> None:
     error = build_failure(PLAN, progress, 1)
     assert isinstance(error, ImageNotFoundError)
     assert "python:3.11-slim" in str(error)
-
-
-def test_a_layer_from_a_registry_is_a_cached_one() -> None:
-    """Buildx says of such a step first that it is cached, and then how it was fetched and in how many seconds."""
-    events: list[Event] = []
-    plan = compiled(Image(run=["one", "two"]))
-    steps = {layer.name: layer.step for layer in plan.layers if layer.name.startswith("run ")}
-    progress = Progress(plan.layers, events.append)
-    digest = f"sha256:{'8a' * 32}"
-    total = max(filter(None, steps.values()))
-    for line in (
-        f"#10 [image {steps['run one']}/{total}] RUN one",
-        "#10 CACHED",
-        f"#10 [image {steps['run one']}/{total}] RUN one",
-        f"#10 {digest} 300.28kB / 300.28kB 0.0s done",
-        "#10 DONE 0.4s",
-        f"#11 [image {steps['run two']}/{total}] RUN two",
-        f"#11 extracting {digest} 0.0s done",
-        "#11 DONE 0.4s",
-    ):
-        progress.feed(line)
-    progress.quiet()
-
-    assert [(event.kind, event.layer.name) for event in events if event.layer] == [
-        ("cached", "run one"),
-        ("cached", "run two"),
-    ]
-
-
-def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
-    """The build goes on without it; when a step fails later, that one is named."""
-    plan = compiled(Image(run=["one"]))
-    (step,) = [layer.step for layer in plan.layers if layer.name == "run one"]
-    events: list[Event] = []
-    progress = Progress(plan.layers, events.append)
-    progress.feed("#4 importing cache manifest from r.io/x:cache-amd64")
-    progress.feed("#4 ERROR: r.io/x:cache-amd64: not found")
-    assert (progress.failed, progress.title) == (None, "")
-    progress.feed(f"#9 [image {step}/{step}] RUN one")
-    progress.feed("#9 0.1 words")
-    progress.feed("#9 ERROR: process did not complete successfully: exit code: 7")
-
-    assert progress.failed is not None
-    assert progress.failed.name == "run one"
-    assert progress.log == "words"
-    assert "not found" in progress.ending
 
 
 def test_the_steps_of_podman() -> None:
