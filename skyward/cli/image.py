@@ -28,12 +28,13 @@ import click
 from skyward.builder.events import readable
 from skyward.builder.store import forget_use, last_use, source_of
 from skyward.cli.output import show_table
-from skyward.engine import Images, Removal, find_engine
+from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError, ImageError
 
 LABEL = "skyward.image"
 _TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")
 _AGE = re.compile(r"(\d+)([mhdw])")
+_IN_USE = "is needed by a container, or by an image built on it"
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -177,21 +178,20 @@ def _removed(images: Images, wanted: Sequence[Own], *, is_trial: bool, as_json: 
     gone: list[str] = []
     stay: list[str] = []
     for image in wanted:
-        how = Removal.DONE
-        for tag in () if is_trial else (*image.also, image.tag):
-            how = images.remove(tag)
-        (stay if how is Removal.IN_USE else gone).append(image.tag)
-        if how is Removal.IN_USE:
-            event, about, line = "stays", {"reason": how.value}, f"{how.value}, and stays"
+        is_gone = is_trial or [images.remove(tag) for tag in (*image.also, image.tag)][-1]
+        (gone if is_gone else stay).append(image.tag)
+        about: dict[str, object]
+        if not is_gone:
+            event, about, line = "stays", {"reason": _IN_USE}, f"{_IN_USE}, and stays"
         elif is_trial:
             event, about, line = "would-remove", {"size": image.size}, f"would be removed ({readable(image.size)})"
         else:
             forget_use(image.tag)
-            event, about, line = "removed", {"size": image.size}, how.value
+            event, about, line = "removed", {"size": image.size}, "removed"
         if as_json:
             click.echo(json.dumps({"event": event, "tag": image.tag, **about}))
         else:
-            click.echo(f"{image.tag} {line}", err=how is Removal.IN_USE)
+            click.echo(f"{image.tag} {line}", err=not is_gone)
     return gone, stay
 
 

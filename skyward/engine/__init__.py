@@ -13,7 +13,7 @@ from skyward.engine.address import EngineAddress, find_engine
 if TYPE_CHECKING:
     from skyward.engine.client import Engine
     from skyward.engine.container import Container, ContainerSpec, Ending, Watch
-    from skyward.engine.images import Images, Removal
+    from skyward.engine.images import Images
 
 __all__ = [
     "Container",
@@ -22,7 +22,6 @@ __all__ = [
     "Engine",
     "EngineAddress",
     "Images",
-    "Removal",
     "Watch",
     "find_engine",
 ]
@@ -31,7 +30,7 @@ __all__ = [
 _HOMES = {
     "Engine": "client",
     **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch"), "container"),
-    **dict.fromkeys(("Images", "Removal"), "images"),
+    "Images": "images",
 }
 
 

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from enum import Enum
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from time import monotonic
 from types import MappingProxyType
@@ -34,14 +33,6 @@ Follow = Callable[[int, int], None]
 
 def _ignore(done: int, total: int) -> None:
     pass
-
-
-class Removal(Enum):
-    """The outcome of removing a tag."""
-
-    DONE = "removed"
-    ABSENT = "was not there"
-    IN_USE = "is needed by a container, or by an image built on it"
 
 
 class SocketLine(HTTPConnection):
@@ -90,10 +81,9 @@ class Images:
         query = urlencode({"filters": json.dumps({"label": [label]})})
         return list(self._ask("GET", f"/images/json?{query}", "list images")[1])
 
-    def remove(self, tag: str) -> Removal:
-        """Remove a tag, and with an image's last tag the image, unless a container or another image needs it."""
-        status, _ = self._ask("DELETE", f"/images/{quote(tag, '/:@')}", f"remove image {tag}", expected=(404, 409))
-        return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
+    def remove(self, tag: str) -> bool:
+        """Remove a tag, and with the last one the image; return False if a container or another image needs it."""
+        return self._ask("DELETE", f"/images/{quote(tag, '/:@')}", f"remove image {tag}", (404, 409))[0] != 409
 
     def tag(self, image: str, name: str) -> None:
         """Add a name to an image.

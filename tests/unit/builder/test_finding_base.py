@@ -38,34 +38,28 @@ class Engine(EngineImages):
 
 
 @pytest.mark.parametrize(
-    ("reference", "known", "used"),
+    ("reference", "known", "image_id", "used"),
     [
-        ("python:3.11-slim", "python", "python"),
-        ("python:3.11-slim", "docker.io/library/python", "python"),
-        ("me/python:1", "docker.io/me/python", "me/python"),
-        ("host:5000/a/b:1", "host:5000/a/b", "host:5000/a/b"),
-        ("host:5000/a", "host:5000/a", "host:5000/a"),
+        ("python:3.11-slim", "python", "1", "python@"),
+        ("python:3.11-slim", "docker.io/library/python", "1", "python@"),
+        ("me/python:1", "docker.io/me/python", "1", "me/python@"),
+        ("host:5000/a/b:1", "host:5000/a/b", "1", "host:5000/a/b@"),
+        ("host:5000/a", "host:5000/a", "1", "host:5000/a@"),
+        ("skyward/base:1", "127.0.0.1:1/skyward/base", "1", "skyward/base:1"),
+        ("skyward/base:1", "skyward/base", DIGEST, "skyward/base:1"),
     ],
 )
-def test_a_base_from_a_registry_is_pinned(reference: str, known: str, used: str) -> None:
-    """FROM names the digest that the base's own registry gave."""
-    engine = Engine({reference: ImageFacts(id="sha256:1", repo_digests=("other/x@sha256:2", f"{known}@{DIGEST}"))})
-    base = resolve_base(reference, engine)
-    assert (base.reference, base.digest) == (f"{used}@{DIGEST}", DIGEST)
+def test_which_digest_is_a_base_s_own(reference: str, known: str, image_id: str, used: str) -> None:
+    """FROM names the digest that the base's own registry gave; an image made here goes by its tag, and by its id.
 
-
-def test_a_base_made_here_goes_by_its_id() -> None:
-    """A local image has no digest of its own name; its id stands for its content."""
-    engine = Engine({"skyward/base:1": ImageFacts(id="sha256:1", repo_digests=(f"127.0.0.1:1/skyward/base@{DIGEST}",))})
-    base = resolve_base("skyward/base:1", engine)
-    assert (base.reference, base.digest) == ("skyward/base:1", "sha256:1")
-
-
-def test_a_base_of_a_containerd_engine_goes_by_its_tag() -> None:
-    """There every image has a digest, which no registry need know; it still stands for the content."""
-    engine = Engine({"skyward/base:1": ImageFacts(id=DIGEST, repo_digests=(f"skyward/base@{DIGEST}",))})
-    base = resolve_base("skyward/base:1", engine)
-    assert (base.reference, base.digest) == ("skyward/base:1", DIGEST)
+    In containerd every image has a digest, which no registry need know.
+    """
+    facts = ImageFacts(id=image_id, repo_digests=("other/x@sha256:2", f"{known}@{DIGEST}"))
+    base = resolve_base(reference, Engine({reference: facts}))
+    if used.endswith("@"):
+        assert (base.reference, base.digest) == (f"{used}{DIGEST}", DIGEST)
+    else:
+        assert (base.reference, base.digest) == (used, image_id)
 
 
 def test_a_base_that_is_nowhere() -> None:
