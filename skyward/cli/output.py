@@ -106,7 +106,9 @@ class Output:
             if self.as_json:
                 yield lambda event: self._show(image, **_document(event))
             elif sys.stderr.isatty():
-                yield _Terminal(stack)
+                from skyward.builder.docker.live import LiveLayers
+
+                yield stack.enter_context(LiveLayers())
             else:
                 yield as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
 
@@ -175,22 +177,6 @@ class Output:
             click.echo(json.dumps({"event": event, "image": image, **about}, ensure_ascii=False))
         else:
             click.echo(shown, nl=False)
-
-
-class _Terminal:
-    """Plain lines until the first layer, then a live list, so that rich is loaded only for builds."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._report: Report | None = None
-        self._lines = as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
-
-    def __call__(self, event: Event) -> None:
-        if self._report is None and event.layer is not None:
-            from skyward.builder.docker.live import LiveLayers
-
-            self._report = self._stack.enter_context(LiveLayers())
-        (self._report or self._lines)(event)
 
 
 def _document(event: Event) -> dict[str, Any]:

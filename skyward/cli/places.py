@@ -24,7 +24,7 @@ from skyward.nodes.access import NodeAccess
 from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers import SSH, Docker, Local, Provider
 from skyward.providers.at import FORMS, provider_at
-from skyward.records.kept_pool import KeptPool, PoolLock, pool_records
+from skyward.records.kept_pool import PoolLock, pool_records
 from skyward.records.run import local_runs
 
 _LEFT_S = 3600.0  # leases have ended the nodes of a killed program by then
@@ -240,16 +240,14 @@ def _choose(found: Sequence[NodeTarget], wanted: str | None) -> NodeTarget:
 def with_names(found: Sequence[Resource]) -> list[Resource]:
     """Return the resources, with names and retention times added for pools that have a name."""
     records = {record.pool: record for _, record in pool_records()}
-    return [_named(each, records.get(str(each["pool"]))) for each in found]
-
-
-def _named(each: Resource, record: KeptPool | None) -> Resource:
-    if record is None:
-        return each
-    named: Resource = {**each, "pool_name": record.name}
-    if record.until is not None:
-        named["until"] = record.until
-        named["state"] = time.strftime("kept until %H:%M:%S", time.localtime(record.until))
+    named = list[Resource]()
+    for each in found:
+        if (record := records.get(str(each["pool"]))) is not None:
+            each = {**each, "pool_name": record.name}
+            if record.until is not None:
+                each["until"] = record.until
+                each["state"] = time.strftime("kept until %H:%M:%S", time.localtime(record.until))
+        named.append(each)
     return named
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skyward.records import journal
-from skyward.records.run import RunFacts, note, run_of_process, runs_folder
+from skyward.records.run import local_runs, note, run_of_process, runs_folder
 from skyward.system import threading, time
 
 NODES_BYTES = 256 * 1024**2  # kept of the output of a run's nodes; the oldest is removed first
@@ -112,15 +112,15 @@ def runs_of_pool(name: str, *, exactly: bool = False) -> tuple[str, Sequence[str
 
     The result is its identifier and the names of the runs that have held it, oldest first; None if there is none.
     """
-    found = [facts for folder in runs_folder().glob("[!.]*") if (facts := RunFacts.of(folder)) is not None]
-    known: dict[str, list[tuple[float, str, str]]] = {}
-    for facts in found:
-        for pool, (opened, kept_as) in facts.pools.items():
-            known.setdefault(pool, []).append((opened, kept_as, facts.record.id))
-    latest = {pool: max(had) for pool, had in known.items()}
-    named = [pool for pool in sorted(latest, key=lambda pool: latest[pool]) if latest[pool][1] == name]
-    begun = [pool for pool in known if (pool == name if exactly else pool.startswith(name))]
+    known = [
+        (opened, kept_as, pool, facts.record.id)
+        for facts in local_runs(ended=True)
+        for pool, (opened, kept_as) in facts.pools.items()
+    ]
+    latest = {pool: kept_as for _, kept_as, pool, _ in sorted(known)}
+    named = [pool for _, kept_as, pool, _ in sorted(known) if kept_as == latest[pool] == name]
+    begun = [pool for pool in latest if (pool == name if exactly else pool.startswith(name))]
     if not name or not (named or len(begun) == 1):
         return None
-    pool = named[-1] if named else begun[0]
-    return pool, [run for _, _, run in sorted(known[pool])]
+    chosen = named[-1] if named else begun[0]
+    return chosen, [run for _, _, pool, run in sorted(known) if pool == chosen]

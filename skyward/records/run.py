@@ -102,6 +102,14 @@ class RunRecord:
     container: str | None = None
     rented: Rental | None = None
 
+    @classmethod
+    def starting(cls, run_id: str, program: str, arguments: Sequence[str], user: str) -> Self:
+        """Return the record of a run that starts now in this process's working directory."""
+        started, directory = round(time.time(), 3), str(Path.cwd())
+        return cls(
+            id=run_id, program=program, arguments=list(arguments), started=started, directory=directory, user=user
+        )
+
     @property
     def is_module(self) -> bool:
         """Whether its program is a module."""
@@ -370,14 +378,7 @@ def _new_run() -> Path:
     name = new_id(program)
     folder = runs_folder() / name
     hold(folder)
-    RunRecord(
-        id=name,
-        program=program,
-        arguments=tuple(sys.argv[1:]),
-        started=round(time.time(), 3),
-        directory=str(Path.cwd()),
-        user=f"{_user()}@{socket.gethostname()}",
-    ).write(folder)
+    RunRecord.starting(name, program, sys.argv[1:], f"{_user()}@{socket.gethostname()}").write(folder)
     own = os.getpid()
     watch_down(folder, lambda number: os.kill(own, number))
     return folder

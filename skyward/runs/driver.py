@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -57,14 +56,7 @@ def new_run(program: str, arguments: Sequence[str], *, is_module: bool = False, 
         raise ConfigError(
             f"There is a run {run_id!r} already: see `skyward ps --all`. Choose another name, or leave --name out."
         )
-    return RunRecord(
-        id=run_id,
-        program=f"{MODULE}{program}" if is_module else program,
-        arguments=list(arguments),
-        started=round(time.time(), 3),
-        directory=str(Path.cwd()),
-        user=current_user(),
-    )
+    return RunRecord.starting(run_id, f"{MODULE}{program}" if is_module else program, arguments, current_user())
 
 
 def run_here(record: RunRecord) -> int:

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.ssh import SshHost
@@ -189,7 +190,7 @@ class _Holder:
     """The session on one host, which is reopened when it breaks."""
 
     def __init__(self, host: SshHost, folder: Path, number: int, record: RunRecord) -> None:
-        self._host, self._folder = host, folder / str(number)
+        self._host, self._folder = host, folder
         self._words, self._last = [record.id], "end"
         if record.rented is not None:
             lease_s = max(_LEASE_S, record.rented.keep_s) if number == 0 else _LEASE_S
@@ -197,7 +198,6 @@ class _Holder:
             self._last = "stay" if number == 0 else "end"
         self._ending = threading.Event()
         self._connection: SshConnection | None = None
-        self._attempts = 0
         self._thread = threading.Thread(target=self._beat, name=f"key-{host.name}", daemon=True)
 
     def begin(self) -> None:
@@ -220,10 +220,8 @@ class _Holder:
         connection.kill()
 
     def _connect(self) -> SshConnection:
-        self._attempts += 1
-        folder = Path(f"{self._folder}.{self._attempts}")
-        folder.mkdir(mode=0o700)
-        connection = connect(self._host, folder, "sh", "-c", _HOLD, "sh", *self._words)
+        folder = mkdtemp(prefix="", dir=self._folder)
+        connection = connect(self._host, Path(folder), "sh", "-c", _HOLD, "sh", *self._words)
         if connection.wait_marked(_MARK, 2 * CONNECT_S) != "held":
             connection.kill()
             raise ProviderError(f"The driver cannot reach {self._host.name} from its host. {connection.problem}")

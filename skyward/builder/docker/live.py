@@ -33,7 +33,10 @@ class _Row:
 
 
 class LiveLayers:
-    """A live list of layers during a `with` block; call it with each event. The list stays on screen at the end."""
+    """A live list of layers in a `with` block, from the first one on; call it with each event.
+
+    The list stays on screen at the end.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -42,7 +45,6 @@ class LiveLayers:
         self._live = Live(self, console=self._console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
-        self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -54,6 +56,8 @@ class LiveLayers:
         if layer is None:
             self._console.print(Text(f"skyward: {_CONTROL.sub('', event.line)}"))
             return
+        if not self._live.is_started:
+            self._live.start()
         row = self._rows.setdefault(layer, _Row(layer, time.monotonic()))
         if event.kind == "output":
             row.line = _CONTROL.sub("", event.line) or row.line
