@@ -227,9 +227,11 @@ def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[tuple[Run
     One whose machine does not answer is included if it can be ended through its rented machines. `user` is who started
     them, as "name@host"; None means anybody.
     """
-    runs = [(run, where) for run, where in list_runs(hosts)[0] if run.record.detached]
-    runs = [(run, where) for run, where in runs if run.phase == "running" or run.record.rented is not None]
-    return [(run, where) for run, where in runs if user in (None, run.record.user)]
+    return [
+        (run, where)
+        for run, where in list_runs(hosts)[0]
+        if run.record.detached and user in (None, run.record.user) and (run.phase == "running" or run.record.rented)
+    ]
 
 
 def _end_unheard(name: str, told: _Told) -> bool:

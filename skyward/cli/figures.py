@@ -13,7 +13,6 @@ from skyward._pool.facts import WATCHED, stats_file
 from skyward.model.resource import PoolStats
 from skyward.records.run import folder_of, local_runs
 
-_UNITS = ("", "K", "M", "G", "T", "P")
 _LOOK_S = 0.1
 _PATIENCE_S = 3.0  # open pools write figures within two seconds
 
@@ -47,14 +46,3 @@ def utilization(gpus: Sequence[Mapping[str, Any]]) -> str:
     """Return the mean utilisation of all GPUs that report it."""
     told = [gpu["utilization"] for gpu in gpus if gpu["utilization"] is not None]
     return f"{sum(told) / len(told):.0%}" if told else "-"
-
-
-def size_text(value: float | None) -> str:
-    """Format a number of bytes in four or five characters: "1.2G"; 1K is 1000."""
-    if value is None:
-        return "-"
-    for unit in _UNITS:
-        if value < 999.5:
-            return f"{value:.1f}{unit}" if value < 9.95 and unit else f"{value:.0f}{unit}"
-        value /= 1000
-    return f"{value:.0f}E"

@@ -23,7 +23,8 @@ from typing import Any
 
 import click
 
-from skyward.cli.figures import figures, size_text, utilization
+from skyward.builder.events import readable
+from skyward.cli.figures import figures, utilization
 from skyward.cli.output import Row, say_error, show_rows
 from skyward.cli.places import Place, ask_all, place_options, ssh_hosts, with_names
 from skyward.cli.runs import duration_text
@@ -110,7 +111,7 @@ def _node_columns(nodes: Sequence[Row]) -> _Columns:
     }
     if any("cores" in each for each in nodes):
         columns["CPU"] = lambda each: "-" if each.get("cores") is None else f"{each['cores']:.2f}"
-        columns["MEM"] = lambda each: size_text(each.get("memory"))
+        columns["MEM"] = lambda each: readable(each["memory"]).replace(" ", "") if each.get("memory") else "-"
     if any(each.get("gpus") for each in nodes):
         columns["GPU"] = lambda each: utilization(each.get("gpus", ()))
     if any("hourly" in each for each in nodes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -206,8 +206,5 @@ def list_runs(
 
 
 def _ask(host: SshHost, *, ended: bool) -> list[RunFacts]:
-    there = RunsThere(host)
-    try:
+    with closing(RunsThere(host)) as there:
         return there.runs(ended=ended)
-    finally:
-        there.close()

@@ -53,7 +53,7 @@ def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
             heading, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
             return [row[6:] for row in rows if row[:1] == [pool.id] and heading[6:8] == ["CPU", "MEM"]]
 
-        wait_until(lambda: len(used()) == 2 and all(re.fullmatch(r"[\d.]+ [\d.]+M", " ".join(row)) for row in used()))
+        wait_until(lambda: len(used()) == 2 and all(re.fullmatch(r"[\d.]+ [\d.]+MB", " ".join(row)) for row in used()))
         main(["ps", "--json"])
         nodes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert all(each["memory"] > 1_000_000 for each in nodes if each.get("pool") == pool.id)
