@@ -91,8 +91,8 @@ def logs(
                 printer = Printer(as_json=as_json, run=found.name)
                 entries = _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on)
                 printed = (each for each in entries if each.get("t", begin) >= begin and wanted.items() <= each.items())
-                for entry in _whole_lines(printed) if of_nodes and not as_json else printed:
-                    printer.entry(entry, prefix=f"[{entry.get('rank', '?')}] " if of_nodes else "")
+                for entry in _lines(printed) if of_nodes and not as_json else printed:
+                    printer.entry(entry)
                 _say_state(found, printer, goes_on=goes_on)
                 ready = [each for each in found.facts.events if each.get("event") == "node_ready"]
                 known |= {each["node"] for each in ready if pool in (None, each["pool"])}
@@ -138,18 +138,19 @@ def _entries(run: Run, name: str, printer: Printer, *, goes_on: bool) -> Iterato
         yield entry.fields
 
 
-def _whole_lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the output of nodes in whole lines, joining pieces that the same call printed to the same stream."""
+def _lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the output of nodes line by line, joining pieces that the same call printed to the same stream."""
     begun = dict[tuple[Any, ...], Mapping[str, Any]]()
     for entry in entries:
         key = tuple(entry.get(name) for name in ("pool", "rank", "call", "stream"))
         text = begun.pop(key, {"text": ""})["text"] + str(entry.get("text", ""))
-        whole, newline, rest = text.rpartition("\n")
+        *whole, rest = text.split("\n")
+        for line in whole:
+            yield {**entry, "text": f"[{entry.get('rank', '?')}] {line}\n"}
         if rest:
             begun[key] = {**entry, "text": rest}
-        if newline:
-            yield {**entry, "text": f"{whole}\n"}
-    yield from begun.values()
+    for entry in begun.values():
+        yield {**entry, "text": f"[{entry.get('rank', '?')}] {entry['text']}\n"}
 
 
 def _say_state(run: Run, printer: Printer, *, goes_on: bool) -> None:

@@ -71,17 +71,13 @@ class Printer:
     def __init__(self, *, as_json: bool, run: str) -> None:
         self._as_json, self._run = as_json, run
 
-    def entry(self, fields: Mapping[str, Any], *, prefix: str = "") -> None:
+    def entry(self, fields: Mapping[str, Any]) -> None:
         """Print an entry of a journal of output."""
         if self._as_json:
             self.event("output", **fields)
             return
-        text = str(fields.get("text", ""))
-        if prefix:
-            text = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
-            text += "" if text.endswith("\n") else "\n"
         stream = sys.stderr if fields.get("stream") == "err" else sys.stdout
-        stream.buffer.write(text.encode("utf-8", "replace"))
+        stream.buffer.write(str(fields.get("text", "")).encode("utf-8", "replace"))
         stream.flush()
 
     def note(self, text: str) -> None:

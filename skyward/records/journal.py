@@ -36,18 +36,18 @@ class Entry:
     follows_gap: bool = False
 
 
-def append(path: Path, *entries: Mapping[str, Any], limit: int | None = None) -> None:
-    """Append entries to a file, which is created for this user only.
+def append(path: Path, entry: Mapping[str, Any], limit: int | None = None) -> None:
+    """Append an entry to a file, which is created for this user only.
 
     Args:
         path: of the file.
-        entries: to be written together.
+        entry: to be written.
         limit: bytes from which on nothing is written; None for no limit.
 
     Raises:
-        OSError: they could not be written.
+        OSError: it could not be written.
     """
-    _write(path, _lines(entries), limit)
+    _write(path, _line(entry), limit)
 
 
 def _write(path: Path | str, data: bytes, limit: int | None = None) -> bool:
@@ -66,18 +66,18 @@ def _write(path: Path | str, data: bytes, limit: int | None = None) -> bool:
     return True
 
 
-def extend(folder: Path, entries: Iterable[Mapping[str, Any]], limit: int) -> None:
-    """Append entries to a journal, whose directory is created for this user only if it is missing.
+def extend(folder: Path, entry: Mapping[str, Any], limit: int) -> None:
+    """Append an entry to a journal, whose directory is created for this user only if it is missing.
 
     Args:
         folder: of the journal.
-        entries: to be written.
+        entry: to be written.
         limit: bytes to keep; the oldest entries go first.
 
     Raises:
-        OSError: they could not be written.
+        OSError: it could not be written.
     """
-    data = _lines(entries)
+    data = _line(entry)
     try:
         with os.scandir(folder) as found:
             number = max((number for each in found if (number := number_of(each.name)) is not None), default=0)
@@ -128,5 +128,5 @@ def parse(lines: Iterable[bytes], position: int = 0) -> Iterator[Entry]:
             yield Entry(fields, end)
 
 
-def _lines(entries: Iterable[Mapping[str, Any]]) -> bytes:
-    return b"".join(_encode(fields).encode("utf-8", "replace") + b"\n" for fields in entries)
+def _line(entry: Mapping[str, Any]) -> bytes:
+    return _encode(entry).encode("utf-8", "replace") + b"\n"

@@ -53,7 +53,7 @@ class PoolRecord:
         """Record a node's output: whole lines, or part of one. Secrets have been masked on the node."""
         place = {"pool": self._pool, "node": node, "rank": rank, "call": call}
         entry = {"t": round(time.time(), 3), **place, "stream": "err" if error else "out", "text": text}
-        self._write(lambda: journal.extend(run_of_process() / "nodes", (entry,), NODES_BYTES))
+        self._write(lambda: journal.extend(run_of_process() / "nodes", entry, NODES_BYTES))
 
     def event(self, event: str, **fields: Any) -> None:
         """Record an event; strings among the fields are masked."""

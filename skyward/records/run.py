@@ -305,7 +305,7 @@ def note(folder: Path, event: str, **about: Any) -> None:
         OSError: it could not be written.
     """
     limit = None if event in ("started", "ended", "collected") else RUN_BYTES
-    journal.append(folder / RUN_FILE, {"t": round(time.time(), 3), "event": event, **about}, limit=limit)
+    journal.append(folder / RUN_FILE, {"t": round(time.time(), 3), "event": event, **about}, limit)
 
 
 def hold(folder: Path) -> None:

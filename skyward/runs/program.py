@@ -194,7 +194,7 @@ class _Output:
             return
         try:
             entry = {"t": round(time.time(), 3), "stream": self._name, "text": text}
-            journal.extend(self._folder / "output", (entry,), _OUTPUT_BYTES)
+            journal.extend(self._folder / "output", entry, _OUTPUT_BYTES)
         except OSError as error:  # its output still goes to the terminal, and the program continues
             self.problem = f"what it printed later could not be kept: {error.strerror}"
 

@@ -63,11 +63,12 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def test_a_position_goes_on_after_its_entry_over_a_writer_that_was_killed(tmp_path: Path) -> None:
     """It loses the entry that it was writing, and no other."""
     for n in range(3):
-        journal.extend(tmp_path, ({"n": n},), 1 << 20)
+        journal.extend(tmp_path, {"n": n}, 1 << 20)
     with (tmp_path / "0.jsonl").open("ab") as file:
         file.write(b'{"n":3,"te')
     before = list(journals.read(tmp_path))
-    journal.extend(tmp_path, ({"n": n} for n in (4, 5)), 1 << 20)
+    for n in (4, 5):
+        journal.extend(tmp_path, {"n": n}, 1 << 20)
 
     assert [entry.fields["n"] for entry in before] == [0, 1, 2]
     assert [entry.fields["n"] for entry in journals.read(tmp_path, before[-1].end)] == [4, 5]
@@ -76,7 +77,7 @@ def test_a_position_goes_on_after_its_entry_over_a_writer_that_was_killed(tmp_pa
 
 def test_a_bounded_journal_keeps_the_newest_and_says_that_some_are_gone(tmp_path: Path) -> None:
     for n in range(1000):
-        journal.extend(tmp_path, ({"n": n, "text": "ä" * 50},), 20_000)
+        journal.extend(tmp_path, {"n": n, "text": "ä" * 50}, 20_000)
 
     found = list(journals.read(tmp_path))
     assert 10_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000

@@ -34,7 +34,7 @@ def main(folder: Path, lines: int, pause_s: float, end: str, held: frozenset[int
             sys.stdin.readline()
         stream = "err" if number % 4 == 3 else "out"
         entry = {"t": time.time(), "stream": stream, "text": f"line {number}\n"}
-        journal.extend(folder / "output", (entry,), 1 << 30)
+        journal.extend(folder / "output", entry, 1 << 30)
         time.sleep(pause_s)
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

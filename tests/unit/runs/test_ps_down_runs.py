@@ -168,7 +168,7 @@ def test_old_records_are_removed(start: Start, runs: Path) -> None:
         start(name).wait()
     start("killed", 1, 0.0, "kill").wait()
     start("running", 10_000, 0.1)
-    journal.extend(runs / "large" / "output", ({"text": "x" * 300_000},), 1 << 30)
+    journal.extend(runs / "large" / "output", {"text": "x" * 300_000}, 1 << 30)
     for name, days in (("old", 40.0), ("large", 3.0), ("killed", 2.0), ("running", 40.0)):
         _touch(runs / name, days)
 
