@@ -113,7 +113,7 @@ def recorded() -> dict[str, set[str]]:
     kept = {record.pool for _, record in pool_records() if record.until is None or record.until > now}
     found = dict[str, set[str]]()
     for facts in local_runs(ended=True):
-        may_be = facts.is_alive or (facts.end is None and now - facts.latest < _LEFT_S)
+        may_be = facts.is_alive or (facts.end is None and now - float(facts.events[-1].get("t", 0.0)) < _LEFT_S)
         for pool, places in facts.places.items():
             for each in places if may_be or pool in kept else ():
                 found.setdefault(each, set()).add(pool)

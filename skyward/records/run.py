@@ -201,11 +201,6 @@ class RunFacts:
         return bool(self._all("collected"))
 
     @property
-    def latest(self) -> float:
-        """When its latest line was written."""
-        return float(self.events[-1].get("t", self.record.started))
-
-    @property
     def end(self) -> Mapping[str, Any] | None:
         """The fields of its end: status, reason, and t; None if that is not recorded."""
         return next(reversed(self._all("ended")), None)

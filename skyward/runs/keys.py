@@ -100,17 +100,13 @@ def make_key(folder: Path, run_id: str) -> str:
     return text
 
 
-def line_of(public: str, sources: Sequence[str]) -> str:
-    """Return the line for authorized_keys: valid only from these addresses, for commands and port forwarding."""
-    return f'restrict,port-forwarding,from="{",".join(sources)}" {public}'
-
-
-def add_key(host: SshHost, run_id: str, line: str) -> None:
-    """Make a host accept a run's key.
+def add_key(host: SshHost, run_id: str, public: str, sources: Sequence[str]) -> None:
+    """Make a host accept a run's key: only from these addresses, and for commands and port forwarding.
 
     Raises:
         ProviderError: it fails there.
     """
+    line = f'restrict,port-forwarding,from="{",".join(sources)}" {public}'
     said = run_script(host, _ADD, run_id, line)
     if f"{_MARK}added" not in said:
         raise ProviderError(f"The key of {run_id} could not be added to ~/.ssh/authorized_keys on {host.name}: {said}")

@@ -28,7 +28,7 @@ from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
 from skyward.records.run import Rental, RunRecord, folder_of
 from skyward.runs.container import compiled_for, deliver_images, driver_container, start_driver
 from skyward.runs.driver import write_launch
-from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
+from skyward.runs.keys import add_key, address_of, known_keys, make_key, remove_key, run_script
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
 KEEP_S = 3600.0
@@ -41,7 +41,7 @@ stat -c %g "$1"
 _PLACE = r"""
 umask 077
 runs=${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs
-mkdir -p "$runs" && mkdir "$runs/$1" && tar -xf - -C "$runs/$1" && cd "$runs/$1" && pwd -P
+mkdir -p "$runs" && mkdir "$runs/$1" && tar -xof - -C "$runs/$1" && cd "$runs/$1" && pwd -P
 """
 _DROP = r"""
 rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
@@ -200,14 +200,17 @@ def _start(
     write_handed(folder, hosts)
     (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in known))
     seen, group = _look(first, next(iter(hosts.values())))
-    line = line_of(make_key(folder, run_id), seen)
+    public = make_key(folder, run_id)
     with ExitStack() as undo:
         for machine in machines:
             undo.callback(_quietly, remove_key, machine.connection.through, run_id)
-            add_key(machine.connection.through, run_id, line)
+            add_key(machine.connection.through, run_id, public, seen)
         there = first.connection.through
         undo.callback(_quietly, run_script, there, _DROP, run_id)
-        place = Path(run_script(there, _PLACE, run_id, given=_archive(folder)).strip().splitlines()[-1])
+        with io.BytesIO() as data, tarfile.open(fileobj=data, mode="w") as archive:
+            archive.add(folder, ".")
+            archive.close()
+            place = Path(run_script(there, _PLACE, run_id, given=data.getvalue()).strip().splitlines()[-1])
         program.report(note(f"starting the driver on {first.name}"))
         number, own_group = first.facts.user
         user = f"{number}:{own_group if number == 0 else group}"
@@ -223,18 +226,6 @@ def _look(machine: Machine, address: SshHost) -> tuple[list[str], str]:
     with suppress(OSError):  # a name that only the hosts resolve
         seen += [str(found[4][0]) for found in socket.getaddrinfo(address.host, None)]
     return list(dict.fromkeys(seen)), said[-1].strip()
-
-
-def _archive(folder: Path) -> bytes:
-    def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = 0  # if root unpacks it, the files belong to root
-        info.uname = info.gname = ""
-        return info
-
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        archive.add(folder, ".", filter=owned)
-    return data.getvalue()
 
 
 def _quietly(action: Callable[..., object], *arguments: object) -> None:
