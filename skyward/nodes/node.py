@@ -113,7 +113,7 @@ class Node(Protocol):
         """Return a connected, blocking stream socket to an announced address."""
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
-        """Return how it ended; None if it still runs after `timeout_s`."""
+        """Return how it ended, with its last lines; None if it still runs after `timeout_s`."""
 
     def remove(self) -> None:
         """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
@@ -159,8 +159,8 @@ class RunnerProcess(Protocol):
         """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
 
 
-class RunnerNode:
-    """A node (`skyward.nodes.node.Node`) whose runner is a process of any kind.
+class RunnerNode(Node):
+    """A node whose runner is a process of any kind.
 
     Args:
         launch: the launch it was started with.
@@ -176,15 +176,9 @@ class RunnerNode:
 
     @property
     def channel(self) -> bytes:
-        """Identifier of the encrypted channel that `connect` uses; empty if there is none."""
         return self._process.channel
 
     def wait_ready(self, timeout_s: float) -> Announcement:
-        """Block until the runner has announced its addresses.
-
-        Raises:
-            NodeStartError: it ended, or announced nothing in time; the message contains its last lines.
-        """
         announcement = self._known or self._output.wait_announcement(timeout_s)
         if announcement:
             return announcement
@@ -192,13 +186,11 @@ class RunnerNode:
         raise start_failure(self._subject, ended, timeout_s, self._output.tail)
 
     def connect(self, address: str) -> socket.socket:
-        """Return a connected, blocking socket to an address that the node announced."""
         connected = self._process.dial(address)
         connected.settimeout(None)
         return connected
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
-        """Return how the node ended, with its last lines; None if it still runs after `timeout_s`."""
         ended = self._process.wait(timeout_s)
         if ended is None:
             return None
@@ -206,7 +198,6 @@ class RunnerNode:
         return replace(ended, log=self._output.tail)
 
     def remove(self) -> None:
-        """End the runner at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
         self._process.end()
         self._output.join(_LAST_NEWS_S)
 

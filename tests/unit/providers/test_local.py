@@ -12,6 +12,7 @@ from skyward.nodes.node import Node
 from skyward.providers import Local
 from skyward.providers.base import Allocation, PoolRequest
 from tests.standin import ask, install, launch
+from tests.waiting import wait_until
 
 Start = Callable[..., Node]
 
@@ -112,7 +113,7 @@ def test_removal_ends_everything_the_node_started(start: Start, how: str) -> Non
     assert _runs(child)
     node.remove()
     node.remove()
-    assert not _runs(child)
+    wait_until(lambda: not _runs(child), 10)  # it has been killed, and closes its files before it is gone
     assert not directory.exists()
     with pytest.raises(WireError):
         node.connect(agent)
