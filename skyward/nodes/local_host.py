@@ -6,7 +6,7 @@ import functools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from skyward.engine import Engine
@@ -132,20 +132,14 @@ def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
     if len(_fitting(accelerator)) >= wanted:
         return
     asked = f"The pool asks for {accelerator.count} x {accelerator.name} on each of {nodes} nodes, {wanted} in all;"
-    where = f"this machine shows {shown([name for _, name in usable])}"
+    there = " and ".join(f"{count} {name}" for name, count in Counter(name for _, name in usable).items())
+    where = f"this machine shows {there or '0 GPUs'}"
     if GPUS_VAR in os.environ:
         where += f" in {GPUS_VAR}={os.environ[GPUS_VAR]}"
     if len(usable) < wanted:
         without = "Leave accelerator= out, or use a machine that has them."
         raise ProviderError(f"{asked} {where}. {'Ask for fewer nodes or fewer GPUs per node.' if usable else without}")
     raise ProviderError(f"{asked} {where}. Name the accelerator that is there.")
-
-
-def shown(names: Sequence[str]) -> str:
-    """Return a description of GPUs, such as "2 NVIDIA H100 80GB HBM3"."""
-    if not names:
-        return "0 GPUs"
-    return " and ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
 def usable_gpus() -> tuple[tuple[str, str], ...] | None:

@@ -94,11 +94,6 @@ class PoolDirectory:
         """Identifier of the pool."""
         return self.path.name.removeprefix(_PREFIX)
 
-    @property
-    def nodes(self) -> tuple[Path, ...]:
-        """The directories of the pool's nodes."""
-        return tuple(p for p in sorted(self.path.glob("*")) if p.is_dir())
-
     def add(self, node: int, key: bytes) -> Path:
         """Create a directory for a node, with the node's key in a file that only the owner can read."""
         try:
@@ -132,7 +127,7 @@ class PoolDirectory:
 
     def processes(self) -> Iterator[tuple[dict[str, Any], ProcessId]]:
         """Yield the nodes that are processes of this machine, as recorded by `note_process`, with their directories."""
-        for node in self.nodes:
+        for node in sorted(self.path.glob("*/")):
             about, process = _noted(node)
             if process:
                 yield {**about, "directory": node}, process

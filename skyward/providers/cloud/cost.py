@@ -61,13 +61,10 @@ def find_offers(cloud: Cloud, request: PoolRequest) -> list[MachineOffer]:
     if not found:
         markets = " or ".join(_MARKETS[strategy])
         raise ProviderError(f"No machine in {cloud.region} fits the pool ({markets}). Ask for other machines.")
-    return affordable(in_order(found, strategy), request.nodes, request.max_hourly_cost, request.budget)
-
-
-def in_order(offers: Sequence[MachineOffer], strategy: AllocationStrategy) -> list[MachineOffer]:
-    """Return the offers by market and price; those of one price stay in the cloud's order."""
     rank = {market: 0 if strategy == "cheapest" else number for number, market in enumerate(_MARKETS[strategy])}
-    return sorted(offers, key=lambda each: (rank[each.market], math.inf if each.hourly is None else each.hourly))
+    # those of one price stay in the cloud's order
+    found = sorted(found, key=lambda each: (rank[each.market], math.inf if each.hourly is None else each.hourly))
+    return affordable(found, request.nodes, request.max_hourly_cost, request.budget)
 
 
 def affordable(
