@@ -153,3 +153,13 @@ def test_a_file_for_containers_is_kept(start: Start) -> None:
     assert kept == watchdog.keep(content)
     assert kept.read_bytes() == content
     assert kept.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_notice_of_the_cloud_is_passed_on(start: Start, tmp_path: Path) -> None:
+    """As one line, however it was written; and that there can be none."""
+    watchdog = start()
+    assert watchdog.notice(str(tmp_path)) == ""
+    (tmp_path / "notice").write_text('{"action":\n "terminate"}\n')
+    assert watchdog.notice(str(tmp_path)) == '{"action": "terminate"}'
+    (tmp_path / "blind").touch()
+    assert watchdog.notice(str(tmp_path)) == "blind"
