@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, MemberDescriptorType, TracebackType
+from types import FunctionType, MemberDescriptorType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from skyward.errors import (
@@ -27,7 +27,6 @@ _LONGEST = 200_000  # maximum number of characters sent of a string
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _OURS = tuple(f"{_PACKAGE}{part}{os.sep}" for part in ("runner", "wire"))  # frames outside the user's code
-_BUILT_IN = vars(BaseException)  # its own attributes, even if a class overrides them
 T = TypeVar("T")
 
 
@@ -78,8 +77,9 @@ class Record(NamedTuple):
         name, text = _class_name(error), _text(error)
         if type(error) is SystemExit:
             text = tried(lambda: "" if error.code is None else repr(error.code), lambda _: text)
+        notes = tried(lambda: tuple(map(_text, getattr(error, "__notes__", ()))), lambda _: ())
         trace = _shortened(_formatted(error, f"{name}: {text}\n"))
-        return cls(name, _shortened(text), trace, issubclass(type(error), Exception), _notes(error))
+        return cls(name, _shortened(text), trace, isinstance(error, Exception), notes)
 
     def as_remote_error(self) -> RemoteError:
         """Return the replacement for an exception that is not raised as itself."""
@@ -98,15 +98,8 @@ class Record(NamedTuple):
 
         Raises:
             BaseException: its class does not allow them to be set.
-            TypeError: it overrides attributes that are read from every exception.
         """
-        _BUILT_IN["__cause__"].__set__(error, RemoteTraceback(_with_source(self.trace)))
-        restore(error, {"__notes__": list(self.notes)})
-        for name in ("__cause__", "__context__", "__traceback__"):
-            if getattr(error, name) is not _BUILT_IN[name].__get__(error):
-                raise TypeError(f"its class has a {name} of its own")
-        if error.__class__ is not type(error):
-            raise TypeError("its class says that it is another")
+        restore(error, {"__cause__": RemoteTraceback(_with_source(self.trace)), "__notes__": list(self.notes)})
 
 
 def masked(record: Record, error: BaseException, conceal: Callable[[str], str]) -> Record:
@@ -176,41 +169,28 @@ def restore(error: BaseException, state: dict[str, Any]) -> None:
 
 
 def _class_name(error: BaseException) -> str:
-    """Return the qualified name of an exception's class, bypassing its metaclass."""
     kind = type(error)
-    name: str = vars(type)["__qualname__"].__get__(kind)
-    module = vars(type)["__module__"].__get__(kind)
-    return name if module == "builtins" or not isinstance(module, str) else f"{module}.{name}"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _text(value: object) -> str:
-    """Return the text of an exception, or of a note, as a plain string."""
-    return tried(
-        lambda: str.__str__(str(value)), lambda problem: f"<its text is unavailable: {type(problem).__name__}>"
-    )
-
-
-def _notes(error: BaseException) -> tuple[str, ...]:
-    found: object = tried(lambda: getattr(error, "__notes__", ()), lambda _: ())
-    return tuple(map(_text, found)) if type(found) is list or type(found) is tuple else ()
+    """Return the text of an exception, or of a note."""
+    return tried(lambda: str(value), lambda problem: f"<its text is unavailable: {type(problem).__name__}>")
 
 
 def _formatted(error: BaseException, last_line: str) -> str:
-    """Return the traceback, including those of the causes unless these, or other attributes, cannot be read."""
-    trace = _BUILT_IN["__traceback__"].__get__(error)
+    """Return the traceback, including those of the causes unless the text of one of these cannot be read."""
     return tried(
-        lambda: "".join(_user_frames(error, trace).format()),
-        lambda _: tried(
-            lambda: "".join(("Traceback (most recent call last):\n", *traceback.format_tb(trace), last_line)),
-            lambda _: last_line,
+        lambda: "".join(_user_frames(error).format()),
+        lambda _: "".join(
+            ("Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__), last_line)
         ),
     )
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note, bypassing any `__setattr__` of the class, and replacing notes that are not a list."""
-    known = getattr(error, "__notes__", ())
-    restore(error, {"__notes__": [*(known if isinstance(known, list) else ()), note]})
+    """Add a note, bypassing any `__setattr__` of the class."""
+    restore(error, {"__notes__": [*getattr(error, "__notes__", ()), note]})
 
 
 def _shortened(text: str) -> str:
@@ -220,13 +200,13 @@ def _shortened(text: str) -> str:
     return f"{text[: _LONGEST // 2]}\n... ({len(text) - _LONGEST} characters) ...\n{text[-_LONGEST // 2 :]}"
 
 
-def _user_frames(error: BaseException, trace: TracebackType | None) -> traceback.TracebackException:
+def _user_frames(error: BaseException) -> traceback.TracebackException:
     """Return the formatted exception and its causes, without frames that do not help the user.
 
     These are the runner's, before the first frame of the user's code. For skyward's own errors they are also those
     after the last frame of the user's code, or all of them, as the text of such an error is sufficient.
     """
-    whole = traceback.TracebackException(type(error), error, trace, compact=True)
+    whole = traceback.TracebackException.from_exception(error, compact=True)
     left: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(whole, error)]
     while left:
         told, found = left.pop()
@@ -250,13 +230,8 @@ def _with_source(trace: str) -> str:
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
         full.append(line)
         frame = _FRAME.match(line)
-        if frame and not following.startswith(frame["indent"] + "  ") and _is_source(frame["file"]):
+        if frame and not following.startswith(frame["indent"] + "  "):
             source = linecache.getline(frame["file"], int(frame["line"])).strip()
             if source:
                 full.append(f"{frame['indent']}  {source}")
     return "\n".join(full)
-
-
-def _is_source(file: str) -> bool:
-    """Return whether a file named by a node may be read: not a device, or another file without an end."""
-    return file in linecache.cache or (file.endswith(".py") and Path(file).is_file())
