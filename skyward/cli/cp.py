@@ -16,7 +16,17 @@ from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.cli.runs import transfer
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.access import Program
-from skyward.runner.entry.copy import BEGIN, CHUNK, CopyError, Destination, name_of, pack, unpack
+from skyward.runner.entry.copy import (
+    BEGIN,
+    CHUNK,
+    INCOMPLETE,
+    CopyError,
+    Destination,
+    name_of,
+    not_copied,
+    pack,
+    unpack,
+)
 
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
 _ENV = {"PYTHONSAFEPATH": "1"}  # do not import the node's files as modules
@@ -48,7 +58,8 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
     As `cp -r` does: a DESTINATION that is a folder gets the copy inside, under its own name; any other becomes the
     copy, and its parent must exist. `SOURCE/.` is what is in a folder, without the folder. A slash at the end of SOURCE
-    changes nothing. Modes and times are kept, links stay links.
+    changes nothing. Modes and times are kept, links stay links. Files that cannot be read are left out and named at the
+    end; the exit status is then 1.
     """
     into, origins = RemotePath.parse(destination), [RemotePath.parse(source) for source in sources]
     remote = [each for each in origins if each is not None]
@@ -70,6 +81,7 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
 def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
     words = [*_PROGRAM, "put", destination, str(len(sources))]
+    left_out = list[str]()
     with (
         target.enter() as access,
         transfer(f"copying into {target.title}") as count,
@@ -79,7 +91,7 @@ def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
         assert given
         try:
             with suppress(BrokenPipeError):  # it has reported why
-                pack(sources, _Counted(given, count))
+                pack(sources, _Counted(given, count), lambda *about: left_out.append(not_copied(*about)))
         except CopyError as error:
             raise SkywardError(str(error)) from error
         finally:
@@ -87,7 +99,7 @@ def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
                 given.close()
         if program.wait():
             raise SkywardError(f"The copy into {target.title} failed.")
-    return 0
+    return _report(left_out)
 
 
 def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
@@ -98,8 +110,7 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
     refused = list[str]()
 
     def note(file: str, why: str) -> None:
-        refused.append(file)
-        click.echo(f"skyward: not copied: {file} {why}", err=True)
+        refused.append(not_copied(file, why))
 
     words = [*_PROGRAM, "get", *paths]
     with (
@@ -116,9 +127,17 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
                     pass  # what follows the end of the archive
         except CopyError as error:
             raise SkywardError(str(error)) from error
-        if program.wait():
+        status = program.wait()
+        if status not in (0, INCOMPLETE):
             raise SkywardError(f"The copy out of {target.title} failed.")
-    return int(bool(refused))
+    return _report(refused) or int(bool(status))
+
+
+def _report(left_out: Sequence[str]) -> int:
+    """Print what was not copied; return the exit status."""
+    for line in left_out:
+        click.echo(line, err=True)
+    return int(bool(left_out))
 
 
 class _Counted:

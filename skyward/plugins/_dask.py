@@ -139,7 +139,7 @@ def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
 def _way_to_scheduler(pool: OpenPool) -> Iterator[str]:
     """Yield the scheduler's address for this machine, which stays the same when node 0 is replaced."""
     from skyward.nodes.local_host import LocalHost
-    from skyward.wire.forward import Forward
+    from skyward.ssh.forward import Forward
 
     head = pool._head()
     if isinstance(head.host, LocalHost):

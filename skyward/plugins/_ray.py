@@ -145,7 +145,7 @@ def _check_free() -> None:
 def _connected(pool: OpenPool, _cluster: Cluster, *, ports: Ports) -> Iterator[None]:
     """Connect the program, and report the dashboard's address (the plugin's `around_client` hook)."""
     from skyward.plugins._ray_client import connected
-    from skyward.wire.forward import Forward
+    from skyward.ssh.forward import Forward
 
     token = dict(pool._settings.secrets)[TOKEN]
     with (

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from skyward.runner import shared_values as shared
 from skyward.runner.calls import Calls, failure
 from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
-from skyward.runner.exchange import CHECKPOINTS, CheckpointClient, GatherClient
+from skyward.runner.exchange import CHECKPOINTS, Requests
 from skyward.runner.process import end_child, on_fork
 from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, environment, output
@@ -59,15 +58,10 @@ class Worker:
         self._claims = threading.Lock()  # guards the flags below, and the step from a queued to a running call
         self._retiring = False  # whether calls are no longer started because a fresh process will replace this one
         self._retired = False  # whether the client has been told that none of the calls queued here has begun
-        self._gathers = GatherClient(self._ask, self._current)
-        install_gather(self._gathers.gather)
+        self._requests = Requests(self._ask, self._current, Path.cwd() / CHECKPOINTS)
+        install_gather(self._requests.gather)
+        checkpoint.install(self._requests)
         sys.breakpointhook = self._on_breakpoint
-        self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / CHECKPOINTS)
-        checkpoint.install(self._checkpoints)
-        self._answered: dict[int, Callable[[Frame], None]] = {  # handler of the client's answer, by its kind
-            Kind.GATHERED: self._gathers.take,
-            Kind.CHECKPOINTED: self._checkpoints.take,
-        }
 
     def start(self, listener: socket.socket) -> None:
         """Start the threads that accept clients and the slot threads."""
@@ -96,7 +90,7 @@ class Worker:
         for slot in self._slots:
             self._interrupt(slot.running)
             self._work.put(None)
-        self._abandon_requests("the worker is ending.")
+        self._requests.abandon()
         self._inbox.put(None)
 
     def abandon(self) -> None:
@@ -121,18 +115,13 @@ class Worker:
     def _serve(self, connection: Connection) -> None:
         self._connection, self._calls = connection, self._no_calls()
         self._inbox.serve(connection)
-        self._abandon_requests("the client is gone.")
+        self._requests.abandon()
         shared.values.clear()
         if self._leaving:
             return  # output of the hooks at exit is still sent over this connection
         self._connection = None
         self._queued.clear()
         connection.close()
-
-    def _abandon_requests(self, why: str) -> None:
-        """Fail the pending requests of calls to the client, since no answer will come."""
-        for requests in (self._gathers, self._checkpoints):
-            requests.abandon(why)
 
     def _take(self, frame: Frame) -> None:
         """Handle one message. Must not block: it runs in the thread that reads the socket."""
@@ -152,7 +141,7 @@ class Worker:
             case Kind.CREDIT:
                 self._calls.credit(frame.id, decode(frame.head)["items"])
             case Kind.GATHERED | Kind.CHECKPOINTED:
-                self._answered[frame.kind](frame)
+                self._requests.take(frame)
             case Kind.STACK:
                 self._say_where(frame.id)
             case Kind.FUNCTION:
@@ -280,7 +269,7 @@ class Worker:
         self._calls.move(self._place)
 
     def _set_up(self, frame: Frame) -> Frame:
-        self._gathers.begin_setup()
+        self._requests.begin_setup()
         self._setting_up = True
         try:
             return self._calls.setup(frame)

@@ -27,8 +27,8 @@ from paramiko.ssh_exception import SSHException
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.ssh.connection import ALIVE_S, CONNECT_S, END_S, MOST_JUMPS, SILENT, SshConnection, last_jump
+from skyward.ssh.forward import Forward
 from skyward.system import socket, threading, time
-from skyward.wire.forward import Forward
 
 _CHUNK = 2**15  # the size of an SSH packet
 _WINDOW = 2**24  # bytes in flight per forward

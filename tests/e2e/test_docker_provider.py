@@ -27,7 +27,7 @@ from skyward.nodes.node import Announcement, Host, Node
 from skyward.nodes.process_id import current_user
 from skyward.providers import Docker
 from skyward.providers.base import Allocation, PoolRequest
-from skyward.wire.forward import Forward
+from skyward.ssh.forward import Forward
 from tests.standin import ask, install, launch
 
 Start = Callable[..., Node]

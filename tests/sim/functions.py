@@ -66,7 +66,7 @@ def everywhere(token: int, seconds: float, gathers: int, fails_on: tuple[int, ..
             kernel.K.sleep(seconds if telling_s else 0.0)
             _fail(token, run, 0.0 if model.rank == fails_on[0] else telling_s)
         kernel.K.sleep(seconds * (1 + model.rank))
-        values = model.worker._gathers.gather((token, model.rank, model.generation), f"g{number}", None)
+        values = model.worker._requests.gather((token, model.rank, model.generation), f"g{number}", None)
         generations.append(tuple(values))
     kernel.K.sleep(seconds)
     world.W.ends(token, run)

@@ -13,14 +13,14 @@ import os
 import sys
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Protocol
 
 CHUNK = 1 << 18
 HERE = "."  # the name of a tree whose content goes into the destination itself
 BEGIN = b"skyward-begin\n"  # shell files and prologs of a site may print something before
-FAILED = 2
+FAILED, INCOMPLETE = 2, 3  # exit statuses
 Note = Callable[[str, str], None]  # called with a file that is not copied, and the reason
 
 
@@ -47,18 +47,25 @@ class Readable(Protocol):
 def main() -> int:
     """Receive or send trees; return the exit status."""
     action, *words = sys.argv[1:]
+    left_out = list[str]()
     try:
         if action == "put":
             destination, count = words
             unpack(sys.stdin.buffer, Destination(destination, several=int(count) > 1))
         else:
             sys.stdout.buffer.write(BEGIN)
-            pack(words, sys.stdout.buffer)
+            pack(words, sys.stdout.buffer, lambda file, why: left_out.append(not_copied(file, why)))
             sys.stdout.buffer.flush()
     except CopyError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    return 0
+    sys.stderr.write("".join(f"{line}\n" for line in left_out))
+    return INCOMPLETE if left_out else 0
+
+
+def not_copied(file: str, why: str) -> str:
+    """Return the line that reports a file that was not copied."""
+    return f"skyward: not copied: {file} {why}"
 
 
 def name_of(path: str) -> str:
@@ -67,30 +74,70 @@ def name_of(path: str) -> str:
     return HERE if last in ("", ".", "..") else last
 
 
-def pack(paths: Sequence[str], target: Writable) -> None:
+def pack(paths: Sequence[str], target: Writable, note: Note) -> None:
     """Write trees to a stream. A path that is itself a link is followed; pipes, sockets and devices are left out.
 
+    Args:
+        paths: the trees.
+        target: the stream.
+        note: called for each file that cannot be read, or that vanishes or shrinks meanwhile.
+
     Raises:
-        CopyError: a path does not exist, or a file cannot be read.
+        CopyError: a path does not exist, or the stream cannot be written to.
     """
     for path in paths:
         if not os.path.exists(path):  # noqa: PTH110 - Path("") would be the folder here
             raise CopyError(f"{path} does not exist.")
     try:
         with tarfile.open(mode="w|", fileobj=target, bufsize=CHUNK, copybufsize=CHUNK) as archive:  # type: ignore[call-overload]
-
-            def rule(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-                archive.inodes.clear()  # else a second name of a file would become a link
-                archive.members.clear()  # else the names of all files stay in memory
-                member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
-                return member if member.isreg() or member.isdir() or member.issym() else None
-
             for path in paths:
-                archive.add(Path(path).resolve(), name_of(path), filter=rule)
+                _add(archive, Path(path).resolve(), name_of(path), note)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise CopyError(f"The copy failed: {error}.") from error
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> None:
+    """Add a file, or a folder with all that is in it."""
+    file: IO[bytes] | None = None
+    inside = list[Path]()
+    try:
+        if not path.is_symlink() and path.is_file():
+            file = path.open("rb")
+        member = archive.gettarinfo(str(path), name, file)
+        if path.is_dir() and not path.is_symlink():
+            inside = sorted(path.iterdir())
+    except OSError as error:
+        note(name, f"cannot be read ({error.strerror})")
+        return
+    finally:
+        archive.inodes.clear()  # type: ignore[attr-defined] # else a second name of a file would become a link
+        archive.members.clear()  # type: ignore[attr-defined] # else the names of all files stay in memory
+    with file or nullcontext():
+        if not member or not (member.isreg() or member.isdir() or member.issym()):  # type: ignore[truthy-bool]
+            return
+        member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+        content = _Content(file) if file else None
+        archive.addfile(member, content)  # type: ignore[arg-type]
+    if content and content.is_cut:
+        note(name, "completely: it could not be read to its end, and zeros follow")
+    for each in inside:
+        _add(archive, each, f"{name}/{each.name}", note)
+
+
+class _Content:
+    """The content of a file as long as its header says: zeros replace what cannot be read any more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.is_cut = file, False
+
+    def read(self, count: int) -> bytes:
+        data = b""
+        with suppress(OSError):
+            data = self._file.read(count)
+        self.is_cut |= len(data) < count
+        return data.ljust(count, b"\0")
 
 
 class Destination:

@@ -65,36 +65,26 @@ class Place:
 
 def find_place(order: Order) -> Place:
     """Return where calls of the node run: as its first worker, or as its runner while it has no worker."""
-    found = list(_processes())
-    runners = [pid for pid, module, _ in found if module == _RUNNER]
-    workers = {pid: parent for pid, module, parent in found if module == _WORKER}
-    named = [pid for pid in runners if _is_of(pid, order)]
+    found = [(module == _RUNNER, pid, _place_of(pid)) for pid, module in _processes()]
+    named = [each for each in found if (each[2].get("job_id"), each[2].get("node")) == (order.pool, order.node)]
     if not named and not order.cwd:  # a container has one node, whatever its number in the pool
-        named = runners
-    runner = min(named, default=None)
-    ours = [pid for pid, parent in workers.items() if parent == runner]
-    shown = min(ours, key=lambda pid: (_index_of(pid), pid), default=runner)
+        named = found
     environment, cwd = dict(os.environ), order.cwd or str(Path.cwd())
-    try:
-        if shown is not None:
-            environment, cwd = _environment(shown), str((_PROC / str(shown) / "cwd").readlink())
-    except OSError:  # it has just ended; a lost runner is noticed later
-        pass
+    with suppress(OSError):  # it has just ended; a lost runner is noticed later
+        for _, pid, _ in sorted(named, key=lambda each: (each[0], each[2].get("worker", 0), each[1]))[:1]:
+            environment, cwd = _environment(pid), str((_PROC / str(pid) / "cwd").readlink())
     own = str(Path(sys.executable).parent)
     paths = [path for path in environment.get("PATH", os.defpath).split(os.pathsep) if path != own]
     return Place(cwd, {**environment, "PATH": os.pathsep.join([own, *paths]), **order.env})
 
 
-def _processes() -> Iterator[tuple[int, str, int]]:
-    """Yield the processes that run a Python module: number, module, parent."""
+def _processes() -> Iterator[tuple[int, str]]:
+    """Yield the runners and workers that run here, with their modules."""
     for path in _PROC.glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has just ended
             words = (path / "cmdline").read_bytes().split(b"\0")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has just ended
-        if len(words) > 2 and words[1] == b"-m":
-            yield int(path.name), os.fsdecode(words[2]), parent
+            if words[1:2] == [b"-m"] and (module := os.fsdecode(words[2])) in (_RUNNER, _WORKER):
+                yield int(path.name), module
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -108,16 +98,6 @@ def _place_of(pid: int) -> dict[str, Any]:
         return json.loads(_environment(pid).get(ENV_VAR, "null")) or {}
     except (OSError, ValueError):
         return {}
-
-
-def _is_of(pid: int, order: Order) -> bool:
-    place = _place_of(pid)
-    return (place.get("job_id"), place.get("node")) == (order.pool, order.node)
-
-
-def _index_of(pid: int) -> int:
-    place = _place_of(pid)
-    return int(place.get("worker", 0)) if place else sys.maxsize
 
 
 def run(order: Order, argv: list[str]) -> int:
@@ -135,6 +115,8 @@ def run(order: Order, argv: list[str]) -> int:
     text, status = f"{argv[0]} was not found on the node; its PATH is {place.environment['PATH']}.", _NOT_FOUND
     try:
         os.chdir(place.cwd)
+        if hasattr(os, "memfd_create"):  # marks the command even if it gets an empty environment
+            os.set_inheritable(os.memfd_create(order.token), True)
         os.execvpe(argv[0], argv, {**place.environment, _SESSION: order.token})  # noqa: S606 - this is what it is for
     except OSError as error:
         if not Path(place.cwd).is_dir():
@@ -148,7 +130,7 @@ def run(order: Order, argv: list[str]) -> int:
 def send(token: str, number: int) -> int:
     """Send a signal to a command and to all that it has started; return an exit status."""
     until = time.monotonic() + _START_S
-    while not (found := [pid for pid in _pids() if _has(pid, token)]) and time.monotonic() < until:
+    while not (found := _started_with(token)) and time.monotonic() < until:
         time.sleep(0.05)
     for pid in found:
         with suppress(ProcessLookupError, PermissionError):  # it has just ended, or runs as another user
@@ -156,15 +138,19 @@ def send(token: str, number: int) -> int:
     return 0
 
 
-def _pids() -> Iterator[int]:
-    return (int(path.name) for path in _PROC.glob("[0-9]*"))
-
-
-def _has(pid: int, token: str) -> bool:
-    try:
-        return _environment(pid).get(_SESSION) == token
-    except OSError:  # it has just ended, or is another user's
-        return False
+def _started_with(token: str) -> set[int]:
+    """Return the processes with a command's mark, and those that these have started."""
+    marked, parents = set[int](), dict[int, int]()
+    for path in _PROC.glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended, or is another user's
+            pid = int(path.name)
+            parents[pid] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            names = [os.readlink(file) for file in (path / "fd").iterdir()]  # noqa: PTH115 - not a path
+            if _environment(pid).get(_SESSION) == token or f"/memfd:{token} (deleted)" in names:
+                marked.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in marked} - marked:
+        marked |= more
+    return marked
 
 
 def forward(port: int) -> int:

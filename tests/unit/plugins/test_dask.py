@@ -15,7 +15,7 @@ from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.plugins import transform_all
 from skyward.plugins._dask import IDENTITY
-from skyward.wire.forward import Forward
+from skyward.ssh.forward import Forward
 
 pytest.importorskip("distributed", reason="Dask is not installed here; `pip install -e .[dev]` brings it")
 

@@ -36,7 +36,7 @@ def copied(sources: list[str], into: str, *, trusted: bool = True) -> Notes:
     """Copy from here to here; what was not copied."""
     notes: Notes = {}
     stream = io.BytesIO()
-    pack(sources, stream)
+    pack(sources, stream, notes.__setitem__)
     stream.seek(0)
     tops = None if trusted else {name_of(each) for each in sources}
     unpack(stream, Destination(into, several=len(sources) > 1), tops, notes.__setitem__)
@@ -110,6 +110,28 @@ def test_what_is_there_is_replaced_file_by_file(source: Path, tmp_path: Path) ->
     assert (copy / "run.sh").read_text() == "new"
     assert (copy / "own").read_text() == "mine"
     assert not (copy / "pipe").exists()
+
+
+def test_files_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    """Those that vanish or shrink while they are copied, too."""
+    folder, notes = tmp_path / "data", dict[str, str]()
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / name).write_bytes(b"x" * 1_000_000)
+
+    class Stream(io.BytesIO):
+        def write(self, data: bytes, /) -> int:  # type: ignore[override]
+            os.truncate(folder / "a", 1000)
+            (folder / "b").unlink(missing_ok=True)
+            return super().write(data)
+
+    stream = Stream()
+    pack([str(folder)], stream, notes.__setitem__)
+    stream.seek(0)
+    unpack(stream, Destination(str(tmp_path / "copy"), several=False))
+
+    assert notes.keys() == {"data/a", "data/b"}
+    assert (tmp_path / "copy" / "c").read_bytes() == b"x" * 1_000_000
 
 
 def hostile(*members: tarfile.TarInfo | str) -> io.BytesIO:
@@ -189,7 +211,7 @@ def test_links_that_were_there_are_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [700, 1024, 100_000])
 def test_a_stream_that_breaks_off_is_an_error(source: Path, tmp_path: Path, cut: int) -> None:
     stream = io.BytesIO()
-    pack([str(source / "sub" / "secret")], stream)
+    pack([str(source / "sub" / "secret")], stream, lambda *_: None)
 
     with pytest.raises(CopyError, match="The copy failed"):
         unpack(io.BytesIO(stream.getvalue()[:cut]), Destination(str(tmp_path), several=False))

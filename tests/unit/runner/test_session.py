@@ -44,10 +44,10 @@ def test_the_status_of_a_command_is_reported(argv: list[str], status: int, said:
 
 
 def test_signals_reach_the_command_and_all_that_it_has_started() -> None:
-    """Whatever session that has; other commands get none."""
-    script = "setsid sleep 600 & echo $!; trap 'exit 9' USR1; while :; do sleep 0.1; done"
+    """Whatever session and environment that has; other commands get none."""
+    script = "env -i setsid sleep 600 & echo $!; trap 'exit 9' USR1; while :; do sleep 0.1; done"
     token = secrets.token_hex(8)
-    with session("sh", "-c", script, token=token) as run, session("cat", token=token + "x") as other:
+    with session("env", "-i", "sh", "-c", script, token=token) as run, session("cat", token=token + "x") as other:
         assert run.stdout and other.stdin
         child = ProcessId.of(int(run.stdout.readline()))
         subprocess.run([*SESSION, "signal", token, str(int(signal.SIGUSR1))], check=True)
