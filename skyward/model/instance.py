@@ -132,32 +132,23 @@ class InstanceInfo:
         """Parse a `COMPUTE_POOL` document.
 
         Raises:
-            ConfigError: the text is not such a document; the message names the faulty key.
+            ConfigError: the text is not such a document.
         """
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"{ENV_VAR} is not JSON ({error}). It is set by the pool; do not set it by hand."
-            ) from None
-        if not isinstance(document, dict):
-            raise ConfigError(f"{ENV_VAR} must hold a JSON object, found {type(document).__name__}.")
         known = {f.name for f in fields(cls)}
         try:
+            document = json.loads(text)
             values: dict[str, Any] = {k: v for k, v in document.items() if k in known}
             values["peers"] = tuple(Peer(**p) for p in document.get("peers") or ())
             values["network"] = Network(**(document.get("network") or {}))
             accelerator = document.get("accelerator")
             values["accelerator"] = AcceleratorInfo(**accelerator) if accelerator else None
             info = cls(**values)
-        except TypeError as error:
-            raise ConfigError(f"{ENV_VAR} does not describe a place in a pool: {error}.") from None
-        if not 0 <= info.node < info.total_nodes:
-            raise ConfigError(f"{ENV_VAR} says node {info.node} of {info.total_nodes}; a node is 0 to total_nodes - 1.")
-        if not 0 <= info.worker < info.workers_per_node:
+        except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{ENV_VAR} says worker {info.worker} of {info.workers_per_node}; it is 0 to workers_per_node - 1."
-            )
+                f"{ENV_VAR} does not describe a place in a pool ({error}). The pool sets it; do not set it by hand."
+            ) from None
+        if not (0 <= info.node < info.total_nodes and 0 <= info.worker < info.workers_per_node):
+            raise ConfigError(f"{ENV_VAR} describes no place in a pool: {text}")
         return info
 
 

@@ -236,8 +236,8 @@ def fits(accelerator: Accelerator, shown: str) -> bool:
 
     Driver names are like "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090". An unknown name matches all.
     """
-    words = _words_of(shown)
-    models = _models_in(words)
+    words = re.findall(r"[A-Z0-9]+", shown.upper())
+    models = {*words, *map("".join, pairwise(words))} & _NVIDIA.keys()
     wanted, _, gigabytes = accelerator.name.partition("-")
     if not models or wanted not in _NVIDIA:
         return True
@@ -245,19 +245,6 @@ def fits(accelerator: Accelerator, shown: str) -> bool:
         return False
     told = next((int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+GB", word)), None)
     return not gigabytes or told is None or f"{told}GB" == gigabytes
-
-
-def model_of(shown: str) -> str | None:
-    """Return the common name of a GPU with this driver name; None if unknown."""
-    return min(_models_in(_words_of(shown)), default=None)
-
-
-def _words_of(shown: str) -> list[str]:
-    return re.findall(r"[A-Z0-9]+", shown.upper())
-
-
-def _models_in(words: list[str]) -> set[str]:
-    return {*words, *map("".join, pairwise(words))} & _NVIDIA.keys()
 
 
 def _unknown_accelerator(name: str) -> str:

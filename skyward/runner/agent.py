@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from skyward.errors import WireError
 from skyward.model.instance import (
@@ -138,18 +138,10 @@ class Agent:
             try:
                 end = self._inbox.get(timeout=min(left, threading.TIMEOUT_MAX))
             except Empty:
-                self._drop_silent()
                 continue
             if end is not None:
                 return end
         return None
-
-    def _drop_silent(self) -> None:
-        """Close connections of clients that have sent nothing for the lease, while another kept the node alive."""
-        with self._lock:
-            silent = [c for c in self._clients if time.monotonic() - c.heard > self._lease_s]
-        for client in silent:
-            client.close()
 
     def _stop(self, grace_s: float) -> None:
         """End the workers, then the connections, and remove sockets and stack files from the run directory."""
@@ -283,10 +275,10 @@ class Agent:
             client.close()
 
     def _converse(self, client: Client) -> None:
-        client.heard = self._contact = time.monotonic()
+        self._contact = time.monotonic()
         try:
             while frames := client.connection.receive():
-                client.heard = self._contact = time.monotonic()
+                self._contact = time.monotonic()
                 for frame in frames:
                     self._take(client, frame)
         except WireError:
@@ -309,16 +301,16 @@ class Agent:
                 order = decode(frame.head)
                 self._thread(self._dump, self._meant(order), order).start()
             case Kind.USAGE:
-                self._thread(self._answer_usage, client, frame.id).start()
+                self._thread(self._try_for, client, self._answer_usage, client, frame.id).start()
             case Kind.TAKE:
                 order = decode(frame.head)
                 order["lease_s"] = _seconds(order["lease_s"])
-                self._thread(self._try_for, client, self._takeover.take, order, self._move).start()
+                self._thread(self._try_for, client, self._takeover.take, client, order, self._move).start()
             case Kind.KEEP:
                 order = decode(frame.head)
                 keep_s, grace_s = _seconds(order["keep_s"]), _seconds(order["grace_s"])
                 self._takeover.release(client)  # not in the thread: later messages must find the node released
-                self._thread(self._try_for, client, self._takeover.keep, keep_s, grace_s).start()
+                self._thread(self._try_for, client, self._takeover.keep, client, keep_s, grace_s).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=_seconds(decode(frame.head)["grace_s"])))
             case _:
@@ -327,7 +319,7 @@ class Agent:
     def _try_for(self, client: Client, action: Callable[..., None], *args: object) -> None:
         """Perform a client's request that takes a while (a thread of its own)."""
         try:
-            action(client, *args)
+            action(*args)
         except Exception as error:  # as in `_converse`
             _refuse(client, error)
 
@@ -358,22 +350,14 @@ class Agent:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 
     def _answer_usage(self, client: Client, question: int) -> None:
-        """Measure usage (a thread of its own)."""
-        try:
-            answer = self._measure()
-        except Exception as error:  # as in `_converse`
-            _refuse(client, error)
-        else:
-            client.post(Frame(Kind.MEASURED, question, encode(answer)))
-
-    def _measure(self) -> dict[str, Any]:
-        """Return the node's resource usage; concurrent requests are handled one after the other."""
+        """Send the node's resource usage; concurrent requests are handled one after the other."""
         with self._measuring:
             if self._usage is None:
                 from skyward.runner.usage import UsageMeter  # imported on the first request
 
                 self._usage = UsageMeter(of_processes=PROCESSES_VAR in os.environ)
-            return self._usage.measure()
+            answer = self._usage.measure()
+        client.post(Frame(Kind.MEASURED, question, encode(answer)))
 
     def _meant(self, order: dict[str, int]) -> Child | None:
         """Return the worker that a message is for; None if its generation is that of a process replaced since."""

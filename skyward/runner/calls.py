@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from skyward.errors import PluginError, TaskError
+from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.runner.process import breaks_device, end_child, forget_replaced_modules, place_modules
 from skyward.runner.threads import Interrupted, Slot
@@ -26,7 +26,6 @@ from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
 
-_OLD_FUNCTIONS = 32  # for calls of other slots: calls begin in the order in which they were sent
 _BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
 _RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that have to be run to get the result
 _ITEM = "An item of the generator"
@@ -55,8 +54,6 @@ class Calls:
         self._place, self._replaceable = place, replaceable
         self._functions: dict[int, bytes | Callable[..., Any]] = {}
         self._wishes: dict[int, dict[str, Any]] = {}  # requirements of functions for the process, if any
-        self._replaced: dict[int, int] = {}  # by functions not loaded yet, the function that each replaces
-        self._old: deque[int] = deque()  # replaced functions, needed only by calls that are just beginning
         self._loading = threading.Lock()
         self._code: deque[Frame] = deque()  # local modules that could not be placed yet
         self._placing = threading.Lock()
@@ -73,11 +70,6 @@ class Calls:
         """Store a pickled function; it is loaded at its first call."""
         asked = decode(frame.buffers[0]) if frame.buffers else {}
         self._functions[frame.id] = bytes(frame.head)
-        if self._replaced or self._old:  # an old function is called again, after a worker was lost
-            self._replaced = {new: old for new, old in self._replaced.items() if old != frame.id}
-            self._old = deque(old for old in self._old if old != frame.id)
-        if replaced := asked.pop("replaces", 0):
-            self._replaced[frame.id] = replaced
         if asked:
             self._wishes[frame.id] = asked
 
@@ -213,12 +205,7 @@ class Calls:
                 self._code.popleft()
 
     def _function(self, number: int) -> Callable[..., Any]:
-        known = self._functions.get(number)
-        if known is None:
-            raise TaskError(
-                f"The function has changed more than {_OLD_FUNCTIONS} times since this call was made, and its version "
-                "is no longer kept. Make the call anew, or send it before the function changes so often."
-            )
+        known = self._functions[number]
         if not isinstance(known, bytes):
             return known
         self._used = True
@@ -230,14 +217,7 @@ class Calls:
                 fn: Callable[..., Any] = payload.loads(known, (), what="The function")
                 known = self._session.decorate(fn) if self._session else fn
                 self._functions[number] = known
-                self._drop_replaced(number)
         return known
-
-    def _drop_replaced(self, number: int) -> None:
-        if old := self._replaced.pop(number, 0):
-            self._old.append(old)
-        if len(self._old) > _OLD_FUNCTIONS:
-            self._functions.pop(self._old.popleft(), None)
 
     def _stream(
         self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send, dumps: Dumps

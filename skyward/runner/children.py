@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 64 * 1024
 _DRAIN_S = 0.1  # how long output is read after the exit: a process outside the group may keep the pipes open
-PARTIAL_S = 0.1  # how long the beginning of a line waits for its rest
-_PARTIAL_CHARS = 64 * 1024  # a longer line is passed on in pieces
 _RING_BYTES = 64 * 1024
 _TAIL_BYTES = 8 * 1024
 _TAIL_LINES = 20
@@ -105,28 +103,24 @@ class Child:
         """Pass on its address and output until it has ended, then close its pipes; in a thread of its own."""
         assert self._process.stdout and self._process.stderr
         streams = {self._process.stdout.fileno(): STDOUT, self._process.stderr.fileno(): STDERR}
-        lines = {fd: Lines() for fd in streams}
+        decoders = {fd: codecs.getincrementaldecoder("utf-8")("replace") for fd in streams}
         poller = select.poll()
         for fd in (*streams, self._control.fileno()):
             poller.register(fd, select.POLLIN)
         give_up: float | None = None
-        while lines and (give_up is None or time.monotonic() < give_up):
-            for fd, _ in poller.poll(_timeout_ms([give_up, *(part.due() for part in lines.values())])):
+        while decoders and (give_up is None or time.monotonic() < give_up):
+            for fd, _ in poller.poll(None if give_up is None else _DRAIN_S * 1000):
                 if fd in streams:
-                    text = self._read(fd, lines)
-                    if fd not in lines:
-                        poller.unregister(fd)
-                    if text:
+                    data = os.read(fd, _CHUNK)
+                    self._ring.add(data)
+                    if text := decoders[fd].decode(data, final=not data):
                         on_output(streams[fd], text)
+                    if not data:
+                        poller.unregister(fd)
+                        del decoders[fd]
                 elif not self._listen_to(on_listening):
                     poller.unregister(fd)
                     give_up = time.monotonic() + _DRAIN_S
-            for fd, part in lines.items():
-                if (due := part.due()) is not None and due <= time.monotonic():
-                    on_output(streams[fd], part.flush())
-        for fd, part in lines.items():
-            if text := part.finish():
-                on_output(streams[fd], text)
         self._process.stdout.close()
         self._process.stderr.close()
 
@@ -137,14 +131,6 @@ class Child:
     def close(self) -> None:
         """Close the private socket; called after `wait` and `read`."""
         self._control.close()
-
-    def _read(self, fd: int, lines: dict[int, Lines]) -> str:
-        """Read from one stream, and return the text to pass on; at its end, the stream is removed from `lines`."""
-        data = os.read(fd, _CHUNK)
-        if not data:
-            return lines.pop(fd).finish()
-        self._ring.add(data)
-        return lines[fd].feed(data, time.monotonic())
 
     def _listen_to(self, on_listening: Callable[[str], None]) -> bool:
         """Read from the private socket; return False at its end.
@@ -188,11 +174,6 @@ def wait_unreaped(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def _timeout_ms(moments: list[float | None]) -> int | None:
-    due = [moment for moment in moments if moment is not None]
-    return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
-
-
 # output ---------------------------------------------------------------------------------------------------------------
 
 
@@ -211,38 +192,6 @@ class Ring:
         """Return the last 20 lines, at most 8 KiB."""
         lines = bytes(self._data[-_TAIL_BYTES:]).splitlines(keepends=True)
         return b"".join(lines[-_TAIL_LINES:]).decode("utf-8", "replace")
-
-
-class Lines:
-    """Decodes a byte stream to text: in whole lines if possible, and never a partial character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._partial = ""
-        self._since = 0.0
-
-    def feed(self, data: bytes, now: float) -> str:
-        """Decode bytes, and return the text that is complete."""
-        had = bool(self._partial)
-        text = self._partial + self._decoder.decode(data)
-        cut = len(text) if len(text) - text.rfind("\n") > _PARTIAL_CHARS else text.rfind("\n") + 1
-        self._partial = text[cut:]
-        if cut or not had:
-            self._since = now
-        return text[:cut]
-
-    def due(self) -> float | None:
-        """Return the monotonic time at which the beginning of a line is to be flushed; None if there is none."""
-        return self._since + PARTIAL_S if self._partial else None
-
-    def flush(self) -> str:
-        """Return the beginning of a line, complete or not."""
-        text, self._partial = self._partial, ""
-        return text
-
-    def finish(self) -> str:
-        """Return the remaining text, including the bytes of a truncated character."""
-        return self.flush() + self._decoder.decode(b"", final=True)
 
 
 class ChildOutput:
@@ -288,7 +237,9 @@ class OomCounter:
 
     def __init__(self, membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> None:
         self._lock = threading.Lock()
-        self._file = next((path for path in _candidates(membership, cgroups) if _kills(path) is not None), None)
+        version_1 = [folder / "memory.oom_control" for folder in cgroup_folders("memory", membership, cgroups)]
+        version_2 = [folder / "memory.events" for folder in cgroup_folders("", membership, cgroups)]
+        self._file = next((path for path in (*version_1, *version_2) if _kills(path) is not None), None)
         self._seen = self._read()
 
     def take(self) -> bool:
@@ -301,27 +252,18 @@ class OomCounter:
         return (_kills(self._file) or 0) if self._file else 0
 
 
-def _candidates(membership: Path, cgroups: Path) -> list[Path]:
-    """Return the files that may hold the counter, the likeliest first.
+def cgroup_folders(controller: str, membership: Path, cgroups: Path) -> list[Path]:
+    """Return the directories that may be this process's cgroup, likeliest first; "" is the tree of version 2.
 
     A container may see its own cgroup at the root of the mount while /proc reports its path on the host, so both the
     path and the root are tried.
     """
     try:
-        lines = membership.read_text().splitlines()
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         return []
-    found: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            mount, name = cgroups / "memory", "memory.oom_control"
-        elif not controllers:
-            mount, name = cgroups, "memory.events"
-        else:
-            continue
-        found += (mount / path.lstrip("/") / name, mount / name)
-    return found
+    mount = cgroups / controller
+    return [each for _, names, path in lines if controller in names.split(",") for each in (mount / path[1:], mount)]
 
 
 def _kills(path: Path) -> int | None:

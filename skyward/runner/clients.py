@@ -125,12 +125,10 @@ class Client:
 
     Attributes:
         connection: the connection, used by the receiving thread.
-        heard: monotonic time of the client's last message.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.heard = time.monotonic()
         self._queue: deque[Frame] = deque()
         self._output_bytes = 0
         self._dropped: dict[int, int] = {}  # worker -> lines

@@ -6,7 +6,6 @@ lock; waiting in a collective releases it. If the lock is held, a signal still m
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import faulthandler
 import hashlib
@@ -16,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import dropwhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -32,8 +32,8 @@ else:
 
 _DEPTH = 60  # maximum number of frames reported, the innermost ones
 _POLL_S = 0.02
-_BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files of frames at the base of every call
-_WIRE = str(Path(payload.__file__).parent)
+# files of frames at the base of every call
+_BELOW = (str(Path(__file__).parent), str(Path(payload.__file__).parent), "<frozen runpy>", threading.__file__)
 # Modules whose C code waits for other ranks while it does not return. Other modules of these packages (loading a file,
 # a data loader) wait for other things.
 _WAITING_PLACES = (
@@ -56,8 +56,6 @@ def describe(thread: int) -> dict[str, Any]:
     innermost = sys._current_frames().get(thread)
     if innermost is None:
         return {}
-    if _has_failed(innermost):
-        return {}  # its exception, with the traceback, is about to be sent
     frames = _frames(innermost)
     if not frames:
         return {}
@@ -71,16 +69,6 @@ def describe(thread: int) -> dict[str, Any]:
     }
 
 
-def _has_failed(innermost: FrameType) -> bool:
-    """Return whether the call has failed and the runner is serialising its exception."""
-    frame: FrameType | None = innermost
-    while frame is not None and frame.f_back is not None:
-        if frame.f_code is payload.dump_exception.__code__:
-            return frame.f_back.f_code.co_filename.startswith(_BELOW[0])
-        frame = frame.f_back
-    return False
-
-
 def _frames(innermost: FrameType) -> list[FrameType]:
     """Return the frames of a call, outermost first, without the runner's; none while the runner itself is executing."""
     frames = []
@@ -88,23 +76,7 @@ def _frames(innermost: FrameType) -> list[FrameType]:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    frames.reverse()
-    below = 0
-    while below < len(frames) and frames[below].f_code.co_filename.startswith(_BELOW):
-        below += 1
-    if not any(frame.f_code.co_filename.startswith(_BELOW[0]) for frame in frames[:below]):
-        return frames  # a thread that the runner did not start
-    if below < len(frames) and not _is_the_runners(frames[below]):
-        return frames[below:]
-    return []
-
-
-def _is_the_runners(frame: FrameType) -> bool:
-    """Return whether the runner called this for itself, to pack or send a result; unpacking arguments is the call's."""
-    code = frame.f_code
-    if code.co_filename == contextlib.__file__:
-        return code.co_name != "inner"  # "inner" is a decorator made from a context manager
-    return code.co_filename.startswith(_WIRE) and code is not payload.loads.__code__
+    return list(dropwhile(lambda each: each.f_code.co_filename.startswith(_BELOW), reversed(frames)))
 
 
 def _told(frame: FrameType) -> tuple[str, int, str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skyward.runner.children import cgroup_folders
 from skyward.runner.config import GPUS_VAR
 from skyward.system import time
 
@@ -128,22 +129,11 @@ class _V1:
 
 
 def _cgroup(root: Path, proc: Path) -> _V2 | _V1 | None:
-    """Return the cgroup of this process; None if it cannot be determined.
-
-    A container may see its own cgroup at the root of the mount while /proc reports its path on the host, so both are
-    tried.
-    """
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-        split = [line.split(":", 2) for line in lines]
-        paths = {name: path.lstrip("/") for _, names, path in split for name in names.split(",")}
-        candidates = [_V2(root / path) for path in (paths.get("", ""), "")]
-        if "memory" in paths and "cpuacct" in paths:
-            cpu, memory = root / "cpuacct", root / "memory"
-            both = [_V1(cpu / paths["cpuacct"], memory / paths["memory"]), _V1(cpu, memory)]
-            return next((each for each in both if _can_read(each)), None)
-    except (OSError, ValueError):
-        return None
+    """Return the cgroup of this process; None if it cannot be determined."""
+    candidates: list[_V1 | _V2] = [_V2(folder) for folder in cgroup_folders("", proc / "self/cgroup", root)]
+    cpu = cgroup_folders("cpuacct", proc / "self/cgroup", root)
+    memory = cgroup_folders("memory", proc / "self/cgroup", root)
+    candidates += map(_V1, cpu, memory)
     return next((each for each in candidates if _can_read(each)), None)
 
 

@@ -9,19 +9,13 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.model.instance import InstanceInfo
-from skyward.runner import calls, diagnosis
+from skyward.runner import diagnosis
 from skyward.runner.config import WorkerStart
-from skyward.runner.threads import Slot
-from skyward.wire import payload
-from skyward.wire.frames import Frame
-from skyward.wire.messages import CALL_HEAD, Kind
 
 WAITS_S = 60.0
 
@@ -112,8 +106,8 @@ def test_a_framework_waits_in_some_of_its_modules(module: str, waits: bool) -> N
         gate.release()
 
 
-@pytest.mark.parametrize("kind", ["torch._C._distributed_c10d", "jaxlib._jax", "collections"])
-@pytest.mark.parametrize("text", ["work_.wait()", "values = [1, work_.wait()]", "print(len('a'), work_.wait())"])
+@pytest.mark.parametrize("kind", ["torch._C._distributed_c10d", "collections"])
+@pytest.mark.parametrize("text", ["work_.wait()", "print(len('a'), work_.wait())"])
 def test_a_users_line_waits_in_a_method_of_a_frameworks_object(kind: str, text: str) -> None:
     """`work.wait()` has no frame of its own: what it is called on tells."""
     thing = type("Work", (Waits,), {"__module__": kind})()
@@ -149,54 +143,3 @@ spin()
     for text in texts:
         assert text.count("most recent call first") == 1
         assert "in spin" in text
-
-
-@contextmanager
-def entered() -> Iterator[None]:
-    yield
-
-
-class Slow:
-    """What waits in a step of its way there or back."""
-
-    def __init__(self, gate: threading.Event, step: str) -> None:
-        self.gate, self.step = gate, step
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.step == "result":
-            self.gate.wait(WAITS_S)
-        return passed, (self.step,)
-
-
-GATES: list[threading.Event] = []
-
-
-def passed(step: str) -> str:
-    if step == "argument":
-        GATES[-1].wait(WAITS_S)
-    return step
-
-
-@pytest.mark.parametrize(
-    ("step", "innermost"), [("argument", "passed"), ("function", "work"), ("decorated", "work"), ("result", None)]
-)
-def test_a_rank_that_is_not_in_a_call_is_nowhere(step: str, innermost: str | None) -> None:
-    """While the runner packs and sends what a call gave, no frame of it is left; before that there are some."""
-    gate = threading.Event()
-    GATES.append(gate)
-
-    def work(_argument: str) -> Slow:
-        if step in ("function", "decorated"):
-            gate.wait(WAITS_S)
-        return Slow(gate, step)
-
-    served = calls.Calls(InstanceInfo(node=0, total_nodes=1, head_addr="", head_port=0))
-    served._functions[1] = entered()(work) if step == "decorated" else work
-    arguments, _ = payload.dumps_arguments((Slow(gate, step if step == "argument" else ""),), {}, of="work")
-    frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, 0) + arguments)
-    with thread_in(partial(served.run, frame, Slot(), lambda _frame: None)) as ident:
-        sample = diagnosis.describe(ident)
-        gate.set()
-    found = [name.rpartition(".")[2] for _, _, name, _ in sample.get("frames", ())]
-    assert (innermost in found) if innermost else (sample == {})
-    assert "run" not in found
