@@ -52,14 +52,13 @@ class Extensions:
                 f"The {self.kind} name {name!r} is taken more than once: by {' and by '.join(map(_source, offers))}. "
                 "Uninstall one of them."
             )
-        title = f"The {self.kind} {name!r} of {_source(offers[0])}"
         try:
             factory = offers[0].load()
+            if not callable(factory):
+                raise TypeError(f"it must be a function that returns a {self.result}")
         except Exception as error:  # importing third-party modules may raise anything
+            title = f"The {self.kind} {name!r} of {_source(offers[0])}"
             raise self.error(f"{title} cannot be loaded: {type(error).__name__}: {error}") from error
-        if not callable(factory):
-            found = type(factory).__name__
-            raise self.error(f"{title} must be a function that returns a {self.result}; found {found}.")
         made: Callable[..., Any] = factory
         return made
 

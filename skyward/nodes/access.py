@@ -223,13 +223,13 @@ class Program:
 
     def signal(self, number: int) -> None:
         """Send a signal to the command and all that it has started."""
-        if not self._access.is_process:
-            words = self._access.command(["signal", self._token, str(number)])
-            nothing = subprocess.DEVNULL
-            subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing, check=False, start_new_session=True)
+        if sys.platform == "darwin":  # it has no /proc to find them in
+            with suppress(ProcessLookupError):  # it has ended
+                (os.kill if self._in_terminal else os.killpg)(self.process.pid, number)
             return
-        with suppress(ProcessLookupError):  # it has ended
-            (os.kill if self._in_terminal else os.killpg)(self.process.pid, number)
+        words = self._access.command(["signal", self._token, str(number)])
+        nothing = subprocess.DEVNULL
+        subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing, check=False, start_new_session=True)
 
     def wait(self) -> int:
         """Block until the command has ended; return its status, 128 plus the signal's number if one has ended it.

@@ -253,7 +253,7 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
     except (exceptions.Stopping, KeyboardInterrupt):
         raise
     except BaseException as error:  # constructors are foreign code and may raise anything
-        raise SerializationError(f"{what} cannot be unpickled {reasons.where_of(error)}: {said(error)}.") from error
+        raise SerializationError(f"{what} cannot be unpickled {reasons.where_of()}: {said(error)}.") from error
     finally:
         if pause:
             gc.enable()

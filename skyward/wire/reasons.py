@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from skyward.errors import ConfigError, SerializationError
+from skyward.errors import SerializationError
 from skyward.model.instance import CODE_DIR, ENV_VAR, InstanceInfo
 from skyward.wire.exceptions import said
 
@@ -139,15 +139,9 @@ def _remedy(error: ModuleNotFoundError) -> str:
     )
 
 
-def where_of(error: BaseException) -> str:
-    """Return where unpickling failed: on the node or here, with the module whose import failed."""
-    imported, trace = "", error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "<module>":
-            name = trace.tb_frame.f_globals.get("__name__")
-            imported = f", as importing {name} failed in line {trace.tb_lineno} of {trace.tb_frame.f_code.co_filename}"
-        trace = trace.tb_next
-    return ("on the node" if ENV_VAR in os.environ else "here") + imported
+def where_of() -> str:
+    """Return where unpickling failed: on the node or here."""
+    return "on the node" if ENV_VAR in os.environ else "here"
 
 
 # exceptions of functions ----------------------------------------------------------------------------------------------
@@ -170,7 +164,7 @@ def advice_on(error: BaseException, text: str) -> tuple[str, ...]:
 
 def _of_pool(text: str) -> str:
     """Return the advice for the text of a node's exception; usually ""."""
-    if _NO_GPU.search(text) and not _accelerators():
+    if _NO_GPU.search(text) and not ((place := InstanceInfo.current()) and place.accelerators):
         return "The pool's nodes have no GPU: ask for some, ComputePool(accelerator='A100'), or compute on the CPU."
     if _NO_GROUP.search(text):
         return (
@@ -178,11 +172,3 @@ def _of_pool(text: str) -> str:
             "ComputePool(nodes=2, plugins=[sky.plugins.torch()])."
         )
     return ""
-
-
-def _accelerators() -> int:
-    try:
-        place = InstanceInfo.current()
-    except ConfigError:  # the function has changed the variable
-        return 0
-    return 0 if place is None else place.accelerators

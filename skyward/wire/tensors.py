@@ -9,7 +9,6 @@ sent once and are shared afterwards.
 from __future__ import annotations
 
 import ctypes
-import io
 import pickle
 from importlib import import_module
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 _TORCH = "torch"  # imported by name, and only for a tensor: code on nodes must not depend on it
 _KINDS = frozenset({"TypedStorage", "UntypedStorage"})  # tensors of newer dtypes have untyped storages
 _MAIN_MEMORY = "cpu"
-_NO_MEMORY = "meta"
 
 
 def is_storage(kind: type) -> bool:
@@ -25,15 +23,13 @@ def is_storage(kind: type) -> bool:
     return kind.__name__ in _KINDS and kind.__module__ == "torch.storage"
 
 
-def reduce(storage: Any) -> tuple[Any, tuple[Any, ...]]:
+def reduce(storage: Any) -> Any:
     """Return how a storage is pickled. The buffer is the tensor's memory if that is main memory, else a copy of it."""
     torch = import_module(_TORCH)
     if isinstance(storage, torch.storage.TypedStorage):  # created for each tensor; the wrapped storage is shared
         return _typed, (storage._untyped_storage, storage.dtype)
-    if storage.device.type == _NO_MEMORY:
-        file = io.BytesIO()
-        torch.save(storage, file, _use_new_zipfile_serialization=False)
-        return load, (file.getvalue(),)
+    if storage.device.type == "meta":  # it has no memory
+        return NotImplemented
     return _untyped, (torch.serialization.location_tag(storage), pickle.PickleBuffer(memory(storage.cpu())))
 
 
@@ -48,11 +44,6 @@ def content(storage: Any) -> bytes:
     """Return the bytes of a storage on any device; equal for storages with equal content."""
     plain = getattr(storage, "_untyped_storage", storage)  # the public attribute warns that storages will be removed
     return bytes(memory(plain.cpu()))
-
-
-def load(data: bytes) -> Any:
-    """Return the storage written by torch, on its device or, if that does not exist, in main memory."""
-    return import_module(_TORCH).load(io.BytesIO(data), map_location=_placed, weights_only=False)
 
 
 def _typed(storage: Any, dtype: Any) -> Any:

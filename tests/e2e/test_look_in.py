@@ -104,7 +104,7 @@ def test_signals_reach_the_command(looked: sky.ComputePool) -> None:
 
 def test_nothing_is_left_of_a_client_that_is_ended(looked: sky.ComputePool) -> None:
     """Neither the command nor what it has started, in whatever session of its own."""
-    script = "setsid sleep 98765 & trap '' HUP; sleep 98765 & echo ready; sleep 98765"
+    script = "env -i setsid sleep 98765 & trap '' HUP; sleep 98765 & echo ready; sleep 98765"
     command = [*SKYWARD, "exec", looked.id, "--", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout

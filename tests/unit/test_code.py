@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -45,33 +44,6 @@ def paths(obj: object) -> list[str]:
     return [path for path, _ in local_modules(obj).files]
 
 
-def run_script(script: Path, bundle: Path) -> bytes:
-    """Let a script write the bundle and the pickle of its function `f`; returns the pickle."""
-    script.write_text(
-        script.read_text() + "\nif __name__ == '__main__':\n"
-        "    import sys, pathlib\n"
-        "    from skyward._pool.code.bundle import local_modules\n    from skyward.wire import payload\n"
-        "    for name, data in local_modules(f).files:\n"
-        f"        path = pathlib.Path({str(bundle)!r}) / name\n"
-        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(data)\n"
-        "    sys.stdout.buffer.write(payload.dumps_function(f)[1])\n"
-    )
-    return subprocess.run([sys.executable, script], capture_output=True, check=True, cwd=script.parent).stdout
-
-
-def call_elsewhere(data: bytes, bundle: Path, arguments: str = "") -> str:
-    """What the function returns in a process that has the bundle's files only."""
-    bundle.mkdir(exist_ok=True)
-    program = (
-        f"import sys; sys.path.insert(0, {str(bundle)!r})\n"
-        "from skyward.wire import payload\n"
-        f"print(payload.loads({data!r})({arguments}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=bundle)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_a_function_of_a_module_brings_its_module(project: Project) -> None:
     """The module a function lives in, and what that imports, at its top or in functions, are sent."""
     project(
@@ -104,47 +76,6 @@ def test_a_function_of_a_module_brings_its_module(project: Project) -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that is on no path."""
     return tmp_path_factory.mktemp("bundle")
-
-
-def test_a_script_brings_what_it_imports(project: Project, bundle: Path) -> None:
-    """A function of `__main__` runs where only the sent files are, with module, function, class and lazy imports."""
-    root = project(
-        {
-            "helpers.py": "def double(x): return 2 * x",
-            "shapes.py": "class Square:\n    def __init__(self, n): self.n = n\n    def area(self): return self.n ** 2",
-            "deep/inner/tool.py": "from . import other\nANSWER = other.VALUE",
-            "deep/inner/other.py": "VALUE = 42",
-            "main.py": (
-                "import helpers\nimport deep.inner.tool\nfrom shapes import Square\n"
-                "def inner(x):\n    from late import third\n    return third(x)\n"
-                "def f(x):\n    return helpers.double(x) + Square(x).area() + deep.inner.tool.ANSWER + inner(x)\n"
-            ),
-            "late.py": "def third(x): return x / 3",
-        }
-    )
-    data = run_script(root / "main.py", bundle)
-
-    assert call_elsewhere(data, bundle, "3") == "58.0"
-    assert sorted(p.name for p in bundle.rglob("*.py")) == ["helpers.py", "late.py", "other.py", "shapes.py", "tool.py"]
-
-
-def test_a_decorated_function_shares_its_module(project: Project, bundle: Path) -> None:
-    """A compute function of a module is found in the sent module, whose globals need not be picklable."""
-    root = project(
-        {
-            "work.py": (
-                "import threading\nimport skyward as sky\nLOCK = threading.Lock()\nSEEN = []\n"
-                "@sky.compute\n@sky.stdout(only='head')\n"
-                "def train(x):\n    with LOCK:\n        SEEN.append(x)\n    return SEEN, other(2).args\n"
-                "@sky.compute\ndef other(x): return x\n"
-            ),
-            "main.py": "import work\nf = work.train.fn\n",
-        }
-    )
-    data = run_script(root / "main.py", bundle)
-
-    assert call_elsewhere(data, bundle, "1") == "([1], (2,))"
-    assert len(data) < 200
 
 
 def test_nothing_is_imported_by_looking(project: Project) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import doctest
-import functools
 import inspect
 import math
 import pickle
@@ -94,14 +93,6 @@ def test_a_limit_gives_another_call() -> None:
     assert call.timeout is None
 
 
-def test_callables_of_every_kind_can_be_decorated(pool: HereTarget) -> None:
-    """Partials, functions written in C and lambdas are called like functions."""
-    assert compute(functools.partial(add.local, y=1))(1) >> pool == 2
-    assert compute(math.sqrt)(4.0) >> pool == 2.0
-    assert compute(print).name == "print"
-    assert compute(lambda: 3)() >> pool == 3
-
-
 def test_a_method_gets_its_instance(pool: HereTarget) -> None:
     """A decorated method is bound to its instance, which is sent as the first argument."""
 
@@ -137,20 +128,6 @@ def test_sky_is_the_innermost_open_pool(target: Any, pool: HereTarget) -> None:
         assert len(add(1) @ target) == 5
     finally:
         leave_outer()
-
-
-def test_pools_may_be_closed_in_any_order(pool: HereTarget) -> None:
-    """What is closed is never meant, whatever was opened after it."""
-    outer, inner = HereTarget(nodes=1), HereTarget(nodes=3)
-    leaves = [enter_target(each) for each in (outer, pool, inner)]
-    assert len(add(1) @ sky) == 3
-    leaves[1]()
-    assert len(add(1) @ sky) == 3
-    leaves[0]()
-    assert len(add(1) @ sky) == 3
-    leaves[2]()
-    with pytest.raises(NoActivePoolError):
-        add(1) >> sky
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -225,16 +202,6 @@ def test_a_call_that_is_dropped_unsent_is_a_warning(pool: HereTarget) -> None:
     assert (caught[0].filename, caught[0].lineno) == (__file__, line)
 
 
-def test_an_asynchronous_function_runs_here_in_an_event_loop_of_its_own() -> None:
-    @compute
-    async def later(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
-    assert later.local(3) == 3
-    assert asyncio.run(later.fn(3)) == 3  # type: ignore[arg-type]
-
-
 # groups
 
 
@@ -264,15 +231,6 @@ def test_a_timeout_for_a_group_is_one_for_each_call() -> None:
     assert [call.timeout for call in (calls[0] & calls[1]).with_timeout(7).calls] == [7, 7]
     assert [call.timeout for call in gather(*calls, stream=True).with_timeout(8).calls] == [8, 8]
     assert calls[0].timeout is None
-
-
-def test_calls_are_shown_as_they_were_written() -> None:
-    """The text of a call is the call, long arguments shortened."""
-    assert repr(add(1, y=2)) == "add(1, y=2)"
-    assert repr(add(1) & add(2)) == "(add(1) & add(2))"
-    assert repr(gather(*(add(i) for i in range(9)), stream=True)).startswith("gather((add(0), add(1), add(2), ...)")
-    assert len(repr(compute(len)([0] * 100_000))) < 100
-    assert repr(sky.sky) == "skyward.sky"
 
 
 def test_compute_functions_are_pickled_by_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -42,25 +41,3 @@ def test_failures_are_named(bad: list[str], kind: type[Exception], words: str) -
     with pytest.raises(kind, match=words):
         _on_each(machines(), work, "sending to", print)
     assert sorted(got) == sorted({"gpu1", "gpu2", "gpu3"} - set(bad))
-
-
-def test_an_interrupt_ends_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the next bytes of each."""
-    ended, running = threading.Event(), threading.Event()
-
-    def work(_: Any, follow: Follow) -> None:
-        try:
-            for done in range(10**9):
-                follow(done, 10**9)
-                running.set()
-        finally:
-            ended.set()
-
-    def interrupted(_: threading.Thread) -> None:
-        running.wait(60)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _on_each(machines(1), work, "sending to", print)
-    assert ended.wait(60)

@@ -40,8 +40,6 @@ HEADINGS = {  # which others link, too
     "integrations/joblib.md": {"scikitlearnpool"},
 }
 MADE = (".engine/", ".kube/", ".slurm/", ".stand/", ".venv/", "site/")  # by make targets; git ignores them
-LINES = {"README.md": 150}
-WIDE = {"api-reference.md", "architecture.md"}  # whose first block is a tree
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PLUGINS = ROOT / "docs" / "plugins" / "index.md"
 
@@ -150,12 +148,6 @@ def test_no_document_names_the_machine_it_was_written_on(document: Path) -> None
     assert re.findall(r"(?<![\w.])/(?:home|root|Users|tmp|work)\b\S*", document.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("document", LINES)
-def test_documents_stay_short(document: str) -> None:
-    """A page that is read, not scrolled through."""
-    assert len((ROOT / document).read_text().splitlines()) <= LINES[document]
-
-
 def test_every_package_is_described() -> None:
     """The list of packages is the one that imports are checked against, from the top down; folders are among them."""
     listed = re.findall(r"^(\w+) ", fences(ARCHITECTURE)[0].text, re.MULTILINE)
@@ -190,16 +182,6 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     missing = sorted(there - set(named))
     assert not missing, f"Enter {', '.join(missing)} in mkdocs.yml, in the fitting section of nav:."
     assert set(named) <= there, f"mkdocs.yml names pages that do not exist: {sorted(set(named) - there)}"
-
-
-def test_the_documentation_is_thirty_pages_and_first_blocks_fit() -> None:
-    """Nobody reads more; a block of up to 88 characters is not cut off on a screen of 1300 pixels."""
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    assert len(pages) <= 30
-    first = {name(page): next(iter(fences(page)), None) for page in pages if page.name not in WIDE}
-    lines = [(page, line) for page, fence in first.items() if fence for line in fence.text.splitlines()]
-
-    assert [(page, line) for page, line in lines if len(line) > 88] == []
 
 
 def test_pages_that_others_link_keep_their_names() -> None:

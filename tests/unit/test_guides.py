@@ -1,4 +1,4 @@
-"""The guides in `examples/guides`: the lines that documents embed are those they speak of; all take a provider."""
+"""The guides in `examples/guides`: the lines that documents embed are those they speak of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 GUIDES = Path(__file__).parents[2] / "examples" / "guides"
-PATHS = sorted(GUIDES.glob("[0-9]*.py"))
 
 # guide and lines (first and last, from 1) -> what the document says of them, as pieces of code in their order
 EMBEDDED = {
@@ -39,15 +38,3 @@ def test_documents_embed_whole_pieces(place: tuple[str, int, int], pieces: list[
     assert lines[0].strip()
     assert lines[-1].strip()
     ast.parse(text + "\n    ..." if text.rstrip().endswith(":") else text)
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_every_guide_says_what_it_shows_and_takes_a_provider(path: Path) -> None:
-    """By the one module that reads the command line; nothing runs when a guide is imported."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-
-    assert ast.get_docstring(tree)
-    assert "from provider import pool_options" in text
-    assert ast.unparse(tree.body[-1]).startswith("if __name__ == '__main__':")
-    assert not any(isinstance(statement, ast.With | ast.For) for statement in tree.body)

@@ -149,19 +149,6 @@ def test_a_function_with_an_unpicklable_variable_is_named() -> None:
         payload.dumps_function(train)
 
 
-def test_a_function_has_a_digest_of_its_content() -> None:
-    """Equal functions have equal digests, others have others; the digest has 16 bytes."""
-
-    def make(n: int) -> Callable[[], int]:
-        return lambda: n
-
-    first, again, other = (payload.dumps_function(make(n))[0] for n in (1, 1, 2))
-
-    assert first == again != other
-    assert len(first) == 16
-    assert payload.loads(payload.dumps_function(make(2))[1])() == 2
-
-
 def test_a_decorated_function_of_a_module_travels_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function under a decorator that keeps it as `.fn` is found there again: it shares its module's globals."""
     module = types.ModuleType("trainer")

@@ -55,16 +55,8 @@ class Order:
     cwd: str = ""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where calls run: the directory and environment for commands."""
-
-    cwd: str
-    environment: dict[str, str]
-
-
-def find_place(order: Order) -> Place:
-    """Return where calls of the node run: as its first worker, or as its runner while it has no worker."""
+def find_place(order: Order) -> tuple[str, dict[str, str]]:
+    """Return the directory and the environment of calls of the node: of its first worker, else of its runner."""
     found = [(module == _RUNNER, pid, _place_of(pid)) for pid, module in _processes()]
     named = [each for each in found if (each[2].get("job_id"), each[2].get("node")) == (order.pool, order.node)]
     if not named and not order.cwd:  # a container has one node, whatever its number in the pool
@@ -75,7 +67,7 @@ def find_place(order: Order) -> Place:
             environment, cwd = _environment(pid), str((_PROC / str(pid) / "cwd").readlink())
     own = str(Path(sys.executable).parent)
     paths = [path for path in environment.get("PATH", os.defpath).split(os.pathsep) if path != own]
-    return Place(cwd, {**environment, "PATH": os.pathsep.join([own, *paths]), **order.env})
+    return cwd, {**environment, "PATH": os.pathsep.join([own, *paths]), **order.env}
 
 
 def _processes() -> Iterator[tuple[int, str]]:
@@ -102,8 +94,8 @@ def _place_of(pid: int) -> dict[str, Any]:
 
 def run(order: Order, argv: list[str]) -> int:
     """Replace this program by a command, or a shell; return an exit status if that fails."""
-    place = find_place(order)
-    argv = argv or [shutil.which("bash", path=place.environment["PATH"]) or "sh"]
+    cwd, environment = find_place(order)
+    argv = argv or [shutil.which("bash", path=environment["PATH"]) or "sh"]
     if order.size is None:
         with suppress(OSError):  # it has its own session already
             os.setsid()
@@ -112,15 +104,15 @@ def run(order: Order, argv: list[str]) -> int:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", *order.size, 0, 0))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(number, signal.SIG_DFL)
-    text, status = f"{argv[0]} was not found on the node; its PATH is {place.environment['PATH']}.", _NOT_FOUND
+    text, status = f"{argv[0]} was not found on the node; its PATH is {environment['PATH']}.", _NOT_FOUND
     try:
-        os.chdir(place.cwd)
+        os.chdir(cwd)
         if hasattr(os, "memfd_create"):  # marks the command even if it gets an empty environment
             os.set_inheritable(os.memfd_create(order.token), True)
-        os.execvpe(argv[0], argv, {**place.environment, _SESSION: order.token})  # noqa: S606 - this is what it is for
+        os.execvpe(argv[0], argv, {**environment, _SESSION: order.token})  # noqa: S606 - this is what it is for
     except OSError as error:
-        if not Path(place.cwd).is_dir():
-            text, status = f"The working directory of the node, {place.cwd}, is gone.", _NOT_ALLOWED
+        if not Path(cwd).is_dir():
+            text, status = f"The working directory of the node, {cwd}, is gone.", _NOT_ALLOWED
         elif not isinstance(error, FileNotFoundError):
             text, status = f"{argv[0]} cannot be run on the node ({error.strerror}).", _NOT_ALLOWED
     sys.stderr.write(f"skyward: {text}\n")
@@ -170,7 +162,7 @@ def debug(pool: str, node: int) -> int:
     """Connect standard input and output to a debugger of this node."""
     from skyward.runner.debugger import sockets_in
 
-    environment = find_place(Order(token="", pool=pool, node=node)).environment
+    _, environment = find_place(Order(token="", pool=pool, node=node))
     for path in sorted(sockets_in(environment).glob("*")):
         if _place_of(int(path.name.partition("-")[0])).get("node") not in (node, None):
             continue  # another node's, of plain processes

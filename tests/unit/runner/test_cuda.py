@@ -55,11 +55,8 @@ class Caller:
         return told(frame)
 
 
-Connect = Callable[[RunningNode], Caller]
-
-
 @pytest.fixture
-def call() -> Iterator[Connect]:
+def call() -> Iterator[Callable[[RunningNode], Caller]]:
     """Makes the client of a node."""
     made: list[Caller] = []
 
@@ -122,32 +119,6 @@ def test_errors_that_pass(error: Exception) -> None:
     assert not process.breaks_device(error)
 
 
-def test_a_call_that_fails_gives_memory_back(node: RunningNode, call: Connect) -> None:
-    """Before its error is told, and with what its frames held; a call that returns keeps the cache for the next one."""
-    caller = call(node)
-    seen = "result = list(times), held() is None"
-    caller.answer(1, TORCH + "times = []\ndef given_back(): times.append(held() is None)\nheld = lambda: None")
-    assert caller.answer(2, seen) == ([], True)
-
-    error = caller.answer(
-        3,
-        """
-import weakref
-class Tensor: pass
-def fail():
-    global held
-    tensor = Tensor()
-    tensor.itself = tensor
-    held = weakref.ref(tensor)
-    raise ValueError("no")
-fail()
-""",
-    )
-
-    assert isinstance(error, ValueError)
-    assert caller.answer(4, seen) == ([True], True)
-
-
 @pytest.mark.parametrize(
     "ending",
     [
@@ -156,7 +127,9 @@ fail()
     ],
     ids=["its own", "found when memory is given back"],
 )
-def test_a_process_whose_cuda_is_broken_is_replaced(start: Start, call: Connect, ending: str) -> None:
+def test_a_process_whose_cuda_is_broken_is_replaced(
+    start: Start, call: Callable[[RunningNode], Caller], ending: str
+) -> None:
     """It tells the error and says so, and ends; a fresh process listens."""
     node = start()
     node.ready()

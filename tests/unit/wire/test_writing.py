@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -81,15 +80,3 @@ def test_a_broken_connection_is_told(ends: tuple[Connection, Connection], how: s
     for _ in range(3):
         with pytest.raises(WireError, match="broke while sending"):
             getattr(near, how)(Frame(1, 1))
-
-
-def test_a_forked_child_lets_go_without_a_word(ends: tuple[Connection, Connection]) -> None:
-    """The parent's connection goes on."""
-    near, far = ends
-    child = os.fork()
-    if child == 0:
-        near.abandon()
-        os._exit(0)
-    os.waitpid(child, 0)
-    near.post(Frame(1, 7))
-    assert received(far, 1) == [7]
