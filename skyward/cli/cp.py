@@ -151,7 +151,7 @@ class _Counted:
         self._count(len(data))
         return len(data)
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = -1, /) -> bytes:
         data = self._stream.read(count)
         self._count(len(data))
         return data

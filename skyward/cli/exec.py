@@ -157,14 +157,8 @@ def _restored_terminal(in_terminal: bool) -> Iterator[None]:
 
 def _size() -> tuple[int, int]:
     """Return the rows and columns of this process' terminal."""
-    for stream in (0, 1, 2):
-        try:
-            columns, rows = os.get_terminal_size(stream)
-        except OSError:
-            continue
-        if rows and columns:
-            return rows, columns
-    return _USUAL_SIZE
+    columns, rows = os.get_terminal_size(0)
+    return (rows, columns) if rows and columns else _USUAL_SIZE
 
 
 def _environment() -> Mapping[str, str]:

@@ -249,7 +249,7 @@ class Agent:
         when = "before the node was ready" if not self._ready else f"{starts} times in a row before it listened"
         text = f"Worker {child.start.index} of node {self._node} ended {when} ({how})."
         log = self._masks.conceal(child.log()).rstrip()
-        return End(EXIT_FAILED, f"{text} Its last lines:\n{log}" if log else f"{text} It wrote nothing.")
+        return End(EXIT_FAILED, f"{text} Its last lines:\n{log or '(none)'}")
 
     # Clients
 

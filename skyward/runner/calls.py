@@ -99,7 +99,7 @@ class Calls:
             end_child()
         except BaseException as error:  # any failure of a user's plugin is reported; none ends the worker
             end_child(error)
-            return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.current))
+            return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.conceal))
         return Frame(Kind.READY, frame.id)
 
     def close(self) -> None:
@@ -245,5 +245,7 @@ class Calls:
 def failure(call: int, error: BaseException, start: float) -> Frame:
     """Return the frame that carries an error to the client."""
     return Frame(
-        Kind.ERROR, call, RESULT_HEAD.pack(time.perf_counter() - start) + payload.dump_exception(error, masking.current)
+        Kind.ERROR,
+        call,
+        RESULT_HEAD.pack(time.perf_counter() - start) + payload.dump_exception(error, masking.conceal),
     )

@@ -85,11 +85,10 @@ def dial(run_dir: Path, address: str, timeout_s: float = 10.0) -> socket.socket:
             sock.connect((host, int(port)))
         tune(sock)
         return sock
-    except OSError as error:
+    except BaseException as error:
         sock.close()
-        raise WireError(f"Nothing listens at {address} of this node ({error}); it may just have ended.") from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, OSError):
+            raise WireError(f"Nothing listens at {address} of this node ({error}); it may just have ended.") from error
         raise
 
 

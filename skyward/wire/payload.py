@@ -16,7 +16,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, NoneType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -34,12 +34,6 @@ _MAIN = ("__main__", "__mp_main__")
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 Buffer = bytes | bytearray | memoryview
-
-
-class Conceals(Protocol):
-    """An object that masks secrets in texts."""
-
-    def conceal(self, text: str, /) -> str: ...
 
 
 # special pickling -----------------------------------------------------------------------------------------------------
@@ -262,7 +256,7 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
 # exceptions -----------------------------------------------------------------------------------------------------------
 
 
-def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes:
+def dump_exception(error: BaseException, conceal: Callable[[str], str] | None = None) -> bytes:
     """Pickle an exception raised by user code, with the text of its traceback and those of its causes.
 
     Texts are masked, including those in the exception itself.
@@ -273,13 +267,12 @@ def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes
     record = record._replace(
         notes=(*record.notes, *exceptions.tried(lambda: reasons.advice_on(error, record.text), lambda _: ()))
     )
-    conceal = masks.conceal if masks is not None else str
-    if masks is not None:
+    if conceal is not None:
         record = exceptions.masked(record, error, conceal)
     if record.ordinary and not record.problem:
         record = exceptions.tried(
             lambda: record._replace(data=_pickled(error, record)),
-            lambda problem: record._replace(problem=conceal(said(problem))),
+            lambda problem: record._replace(problem=(conceal or str)(said(problem))),
         )
     return pickle.dumps(tuple(record), 5)
 

@@ -61,20 +61,6 @@ def test_the_pool_exists_while_the_function_runs(
     assert (main.__name__, main.__doc__) == ("main", "Entry.")
 
 
-def test_an_exception_passes_through_and_closes_the_pool(pool: PoolDecorator[Any]) -> None:
-    """What the function raises leaves the decorated function, and the pool has seen it."""
-    error = ValueError("mine")
-
-    @pool
-    def main() -> None:
-        raise error
-
-    with pytest.raises(ValueError, match="mine") as caught:
-        main()
-    assert caught.value is error
-    assert FakePool.made[0].events == ["open", "close", error]
-
-
 def test_with_gives_the_pool(pool: PoolDecorator[Any]) -> None:
     """`with sky.pool(...) as p` opens a pool for the block; used again, or inside itself, it opens another."""
     scope = pool(nodes=2)

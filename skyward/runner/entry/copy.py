@@ -15,7 +15,10 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead, SupportsWrite
 
 CHUNK = 1 << 18
 HERE = "."  # the name of a tree whose content goes into the destination itself
@@ -26,22 +29,6 @@ Note = Callable[[str, str], None]  # called with a file that is not copied, and 
 
 class CopyError(Exception):
     """A copy cannot begin or continue; the message is a sentence."""
-
-
-class Writable(Protocol):
-    """A stream that bytes are written to."""
-
-    def write(self, data: bytes, /) -> object:
-        """Write all of the data."""
-        ...
-
-
-class Readable(Protocol):
-    """A stream that bytes are read from."""
-
-    def read(self, count: int, /) -> bytes:
-        """Return up to this many bytes; none at the end."""
-        ...
 
 
 def main() -> int:
@@ -74,7 +61,7 @@ def name_of(path: str) -> str:
     return HERE if last in ("", ".", "..") else last
 
 
-def pack(paths: Sequence[str], target: Writable, note: Note) -> None:
+def pack(paths: Sequence[str], target: SupportsWrite[bytes], note: Note) -> None:
     """Write trees to a stream. A path that is itself a link is followed; pipes, sockets and devices are left out.
 
     Args:
@@ -165,7 +152,7 @@ class Destination:
 
 
 def unpack(
-    source: Readable, into: Destination, tops: Collection[str] | None = None, note: Note = lambda *_: None
+    source: SupportsRead[bytes], into: Destination, tops: Collection[str] | None = None, note: Note = lambda *_: None
 ) -> None:
     """Read trees from a stream.
 
