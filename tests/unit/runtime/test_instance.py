@@ -10,5 +10,5 @@ from skyward.runtime.ranks import instance_info
 def test_a_broken_document_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A COMPUTE_POOL set by hand is an error that names the variable."""
     monkeypatch.setenv(ENV_VAR, "node 1")
-    with pytest.raises(ConfigError, match="COMPUTE_POOL is not JSON"):
+    with pytest.raises(ConfigError, match="COMPUTE_POOL does not describe a place"):
         instance_info()
