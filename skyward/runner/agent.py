@@ -120,10 +120,7 @@ class Agent:
         if end is None:
             self._ready, self._contact = True, time.monotonic()  # a client can connect from now on: the lease begins
             addresses = {"agent": address, "workers": [child.address for child in self._children]}
-            try:
-                os.write(1, f"{ANNOUNCEMENT}{encode(addresses).decode()}\n".encode())
-            except OSError as error:
-                return End(EXIT_FAILED, f"Node {self._node} could not announce itself ({error}).")
+            os.write(1, f"{ANNOUNCEMENT}{encode(addresses).decode()}\n".encode())
             end = self._wait_for_end(lambda: False)
         return end or End(0)
 
@@ -189,12 +186,7 @@ class Agent:
             if not self._ready or failed_starts == _MAX_FAILED_STARTS:
                 self._inbox.put(self._failed(child, ended, oom=oom, starts=failed_starts))
                 return
-            try:
-                fresh = self._restart(child)
-            except OSError as error:
-                text = f"Worker {child.start.index} of node {self._node} could not be started again ({error})."
-                self._inbox.put(End(EXIT_FAILED, text))
-                return
+            fresh = self._restart(child)
             if fresh is None:
                 return
             child = fresh
