@@ -257,7 +257,6 @@ class Agent:
                 if child.start.generation and child.address:  # its address is not the announced one
                     client.post(_worker_up(child))
             self._clients.append(client)
-        self._thread(client.send).start()
         try:
             self._converse(client)
         finally:
@@ -349,7 +348,8 @@ class Agent:
 
                 self._usage = UsageMeter(of_processes=PROCESSES_VAR in os.environ)
             answer = self._usage.measure()
-        client.post(Frame(Kind.MEASURED, question, encode(answer)))
+        with self._lock:
+            client.post(Frame(Kind.MEASURED, question, encode(answer)))
 
     def _meant(self, order: dict[str, int]) -> Child | None:
         """Return the worker that a message is for; None if its generation is that of a process replaced since."""

@@ -1,12 +1,12 @@
 """The clients of a node's processes: each is authenticated before anything else is read from it.
 
-The agent has a queue of bounded size for each client, so that a slow reader blocks nothing else.
+The agent drops output for a client that does not read it, so that a slow reader blocks nothing else.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from skyward.errors import WireError, explained
@@ -17,7 +17,7 @@ from skyward.wire.messages import STDERR, Kind
 _MAX_PENDING = 8  # connections that have not authenticated yet
 _REPORT_S = 60.0  # at most one line about refused connections in this time
 _RETRY_S = 0.1  # delay before the next attempt if the process is out of file descriptors
-_QUEUE_BYTES = 1024 * 1024  # of queued output; beyond that the oldest is dropped
+_MOST_WAITING = 64  # frames; beyond that output, of up to 64 KiB a frame, is dropped
 LAST_WORDS_S = 0.5  # how long an ending node waits for a client to receive what is queued
 C = TypeVar("C")
 
@@ -121,7 +121,7 @@ def shut(sock: socket.socket) -> None:
 
 
 class Client:
-    """Sends frames in order from a thread of its own. Only output may be dropped, never reports.
+    """A client of the agent. Only output may be dropped, never reports.
 
     Attributes:
         connection: the connection, used by the receiving thread.
@@ -129,61 +129,31 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._queue: deque[Frame] = deque()
-        self._output_bytes = 0
-        self._dropped: dict[int, int] = {}  # worker -> lines
-        self._changed = threading.Condition()
-        self._idle = True
-        self._closed = False
+        self._dropped: dict[int, int] = {}  # lines of output, by worker
 
     def post(self, frame: Frame) -> None:
-        """Queue a frame; never blocks."""
-        with self._changed:
-            self._queue.append(frame)
-            if frame.kind == Kind.WORKER_OUTPUT:
-                self._output_bytes += len(frame.head)
-                while self._output_bytes > _QUEUE_BYTES:
-                    self._drop_oldest()
-            self._changed.notify_all()
-
-    def send(self) -> None:
-        """Send queued frames until closed, in a thread of its own."""
-        try:
-            while frames := self._take():
-                self.connection.send(*frames)
-        except WireError:
-            self.close()  # the receiving thread notices the same
+        """Send a frame; never blocks. Output is dropped while too much is waiting. One thread at a time."""
+        is_output, is_full = frame.kind == Kind.WORKER_OUTPUT, self.connection.waiting() > _MOST_WAITING
+        if is_output and is_full:
+            self._dropped[frame.id] = self._dropped.get(frame.id, 0) + (bytes(frame.head).count(b"\n") or 1)
+            return
+        notices = [] if is_full else [_notice(worker, lines) for worker, lines in self._dropped.items()]
+        if notices:
+            self._dropped.clear()
+        with suppress(WireError):  # the receiving thread notices the same
+            self.connection.post(*notices, frame)
 
     def close(self, last_words_s: float = 0.0) -> None:
         """Close the connection, waiting at most `last_words_s` until queued frames have been sent."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._idle and not self._queue), last_words_s)
-            self._closed = True
-            self._changed.notify_all()
+        if last_words_s:
+            sender = threading.Thread(target=self._finish, daemon=True)
+            sender.start()
+            sender.join(last_words_s)
         self.connection.close()
 
-    def _take(self) -> list[Frame]:
-        """Wait for frames and return them; an empty list when closed."""
-        with self._changed:
-            self._idle = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            if self._closed:
-                return []
-            frames = [_notice(worker, lines) for worker, lines in self._dropped.items()] + list(self._queue)
-            self._queue.clear()
-            self._dropped.clear()
-            self._output_bytes = 0
-            self._idle = False
-            return frames
-
-    def _drop_oldest(self) -> None:
-        for index, frame in enumerate(self._queue):
-            if frame.kind == Kind.WORKER_OUTPUT:
-                del self._queue[index]
-                self._output_bytes -= len(frame.head)
-                self._dropped[frame.id] = self._dropped.get(frame.id, 0) + (bytes(frame.head).count(b"\n") or 1)
-                return
+    def _finish(self) -> None:
+        with suppress(WireError):
+            self.connection.send()
 
 
 def _notice(worker: int, lines: int) -> Frame:

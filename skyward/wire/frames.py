@@ -195,6 +195,10 @@ class Connection:
         """Return the ids of queued frames of this kind whose writing has not begun."""
         return {frame.id for frame in tuple(self._queue) if frame.kind == kind}
 
+    def waiting(self) -> int:
+        """Return the number of queued frames whose writing has not begun."""
+        return len(self._queue)
+
     def _check(self) -> None:
         if self._closed or self._broken:
             raise WireError(f"The connection broke while sending ({self._broken or 'it is closed'}).")
