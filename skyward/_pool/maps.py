@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward._pool.code.identity import Arguments, code_digest
-from skyward._pool.config import PoolConfig
-from skyward._pool.progress import Counting, Progress
+from skyward._pool.progress import Counting
 from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Task, item_note
 from skyward.errors import ConfigError, SerializationError
@@ -219,19 +217,13 @@ class JournaledMap:
 
     Attributes:
         journal: the path of the journal.
-        image: identity of the image that nodes run.
+        image: identity of what nodes run: their image, or without one provider and Python version.
         tell: prints a permanent line.
     """
 
     journal: str | Path
     image: str
     tell: Callable[[str], None]
-
-    @classmethod
-    def of(cls, journal: str | Path, image: str | None, pool: PoolConfig, progress: Progress) -> JournaledMap:
-        """Return a map for a pool with this image; without an image, provider and Python version are its identity."""
-        python = f"{pool.provider.name}, Python {sys.version_info.major}.{sys.version_info.minor}"
-        return cls(journal, image or python, progress.tell)
 
     def run(self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending) -> list[Any]:
         """Run the calls whose results are missing, and return the results of all calls in order.

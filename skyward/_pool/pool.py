@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -448,7 +449,8 @@ class ComputePool(Facts, CallsOnly):
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         calls = self._opened()
-        kept = None if journal is None else JournaledMap.of(journal, self._prepared, self._settings, self._progress)
+        image = self._prepared or f"{self._settings.provider.name}, Python {'.'.join(map(str, sys.version_info[:2]))}"
+        kept = None if journal is None else JournaledMap(journal, image, self._progress.tell)
         return calls.map(fn, items, *more, journal=kept)
 
     def _series(self) -> SharedArguments:

@@ -11,15 +11,15 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, TypeVar
+from typing import IO
 
 from skyward.errors import CheckpointError
 
 CHUNK = 8 * 1024 * 1024  # bytes that are sent at once
 _KEPT = 2
-T = TypeVar("T")
 
 
 class CheckpointStore:
@@ -41,7 +41,8 @@ class CheckpointStore:
     def fill(self, number: int, target: Path) -> None:
         """Copy the files of a commit to a directory."""
         if number:
-            self._try("cannot be read", lambda: _copy(self._files(number), target))
+            with self._explained("cannot be read"):
+                _copy(self._files(number), target)
 
     def commit(self, source: Path) -> int:
         """Store a copy of a directory as the last commit, and return its number."""
@@ -49,30 +50,24 @@ class CheckpointStore:
 
     def read(self, number: int, offset: int) -> bytes:
         """Return a chunk of the archive of a commit; empty at its end."""
-
-        def chunk() -> bytes:
+        with self._explained("cannot be read"):
             if offset == 0 or self._archive is None:
                 self._archive = self._opened()
                 pack(self._files(number), self._archive)
             self._archive.seek(offset)
-            if data := self._archive.read(CHUNK):
-                return data
+            data = self._archive.read(CHUNK)
+        if not data:
             self.discard()
-            return b""
-
-        return self._try("cannot be read", chunk)
+        return data
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write a chunk of the archive of the next commit; offset 0 begins it."""
-
-        def append() -> None:
+        with self._explained("cannot be written"):
             if offset == 0 or self._archive is None:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._archive = self._opened()
             self._archive.seek(offset)
             self._archive.write(data)
-
-        self._try("cannot be written", append)
 
     def finish(self) -> int:
         """Store what the archive holds as the last commit, and return its number."""
@@ -96,8 +91,7 @@ class CheckpointStore:
     def _commit(self, write: Callable[[Path], object]) -> int:
         number = self.last() + 1
         into = self._files(number)
-
-        def replace() -> None:
+        with self._explained(f"commit {number} cannot be written"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.rmtree(into, ignore_errors=True)  # what an unfinished commit has left
             into.mkdir(mode=0o700)
@@ -109,8 +103,6 @@ class CheckpointStore:
             for old in self._numbers()[:-_KEPT]:
                 self._done(old).unlink()
                 shutil.rmtree(self._files(old), ignore_errors=True)  # it is no commit any more
-
-        self._try(f"commit {number} cannot be written", replace)
         return number
 
     def _numbers(self) -> list[int]:
@@ -122,9 +114,10 @@ class CheckpointStore:
     def _files(self, number: int) -> Path:
         return self._folder / f"{number:06}"
 
-    def _try(self, what: str, action: Callable[[], T]) -> T:
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
         try:
-            return action()
+            yield
         except (OSError, tarfile.TarError) as error:
             self.discard()
             why = getattr(error, "strerror", None) or error

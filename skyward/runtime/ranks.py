@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context, copy_context
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -93,16 +93,12 @@ def locally(fn: Callable[P, R]) -> Callable[P, R]:
     return local
 
 
-def _steps(body: Generator[Any, Any, Any], context: Context) -> Generator[Any, Any, Any]:
+def _steps(body: Generator[Any, Any, Any], context: Context) -> Iterator[Any]:
     """Iterate over a generator, running only its own code in the context."""
-    sent = None
+    end = object()
     try:
-        while True:
-            try:
-                item = context.run(body.send, sent)
-            except StopIteration as end:
-                return end.value
-            sent = yield item
+        while (item := context.run(next, body, end)) is not end:
+            yield item
     finally:
         context.run(body.close)
 
