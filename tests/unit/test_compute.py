@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward._compute import ComputeFunction, PendingCompute, compute, gather
+from skyward._compute import ComputeFunction, compute, gather
 from skyward.errors import NoActivePoolError
 from skyward.model.call import Call
 from skyward.runtime.active_pool import enter_target
@@ -65,14 +65,6 @@ def add(x: int, y: int = 10, *, scale: int = 1) -> int:
 @compute(timeout=5, retries=2)
 def limited() -> str:
     return "done"
-
-
-def test_a_call_runs_nothing() -> None:
-    """Calling a compute function gives the call as a value."""
-    call = add(1, scale=3)
-
-    assert isinstance(call, PendingCompute)
-    assert (call.fn, call.args, call.kwargs, call.timeout, call.retries) == (add.fn, (1,), {"scale": 3}, None, 0)
 
 
 def test_the_decorator_keeps_the_functions_face() -> None:
@@ -212,16 +204,6 @@ def test_a_group_gives_results_in_the_order_of_its_calls(pool: HereTarget) -> No
     assert (add(1) & (add(2) & add(3))) >> pool == (11, 12, 13)
     assert ((add(1) & add(2)) & (add(3) & add(4))) >> pool == (11, 12, 13, 14)
     assert [what for what, _ in pool.asked if what != "run"] == ["run_parallel"] * 4
-
-
-@pytest.mark.parametrize(("ordered", "expected"), [(True, [11, 12]), (False, [12, 11])])
-def test_a_stream_iterates(pool: HereTarget, ordered: bool, expected: list[int]) -> None:
-    """`gather(stream=True)` gives an iterator, in the order of the calls or as results come."""
-    results = gather(add(1), add(2), stream=True, ordered=ordered) >> pool
-
-    assert isinstance(results, Iterator)
-    assert list(results) == expected
-    assert pool.asked[0] == ("run_stream", ordered)
 
 
 def test_a_timeout_for_a_group_is_one_for_each_call() -> None:

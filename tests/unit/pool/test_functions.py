@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from skyward._pool.code.functions import Function, Functions
@@ -154,38 +153,6 @@ def test_equal_content_keeps_its_number(program: dict[str, Any]) -> None:
     exec("NAMES = ['a']", program)
 
     assert functions.get(program["f"]).number == first.number
-
-
-@pytest.mark.parametrize("size", [10, 10_000, 3_000_000])
-def test_large_values_are_compared_whole(size: int) -> None:
-    """A change in place is seen at any size and any place."""
-    names: dict[str, Any] = {"__name__": "__main__", "data": np.zeros(size)}
-    exec("def f(): return data.sum()", names)
-    functions = Functions()
-    first = functions.get(names["f"])
-    assert functions.get(names["f"]) is first
-
-    names["data"][-1] = 1
-
-    assert result(functions.get(names["f"])) == 1
-
-
-def test_a_torch_module_is_compared() -> None:
-    """Its mode, its parameters and its layers."""
-    torch = pytest.importorskip("torch")
-    net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.5))
-    names: dict[str, Any] = {"__name__": "__main__", "net": net}
-    exec("def f(): return net.training, len(net), float(sum(p.detach().sum() for p in net.parameters()))", names)
-    functions = Functions()
-    first = functions.get(names["f"])
-    assert functions.get(names["f"]) is first
-
-    for change in (net.eval, lambda: net.append(torch.nn.ReLU()), lambda: net[0].reset_parameters()):
-        change()
-        now = functions.get(names["f"])
-        assert now is not first
-        assert result(now) == names["f"]()
-        first = now
 
 
 OWN_WAYS = """
