@@ -14,7 +14,6 @@ With `--json` standard output has one object per line and nothing else:
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -24,7 +23,7 @@ from typing import Any
 import click
 
 from skyward.builder.folders import sweep
-from skyward.cli.output import show_table
+from skyward.cli.output import say_error, show_table
 from skyward.cli.places import Place, ask_all, forget, identifiers, place_options, ssh_hosts
 from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
@@ -85,7 +84,7 @@ def command(
     if not everything and (everyone or is_agreed):
         raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
     sweep()  # leftovers of clients that were killed during a build
-    told, hosts = _Told(as_json), ssh_hosts(places)
+    told, hosts = _Told(as_json=as_json), ssh_hosts(places)
     if everything:
         found = _found(places, None, told)
         chosen = _all_of(found, everyone, told)
@@ -103,7 +102,7 @@ def command(
     for each in chosen:
         _end(each, told)
     for name in absent:
-        told.say(f"There is no pool or run named {name}.", "absent", is_error=True, pool=name)
+        told.event("absent", f"There is no pool or run named {name}.", pool=name)
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
     return int(bool(absent))
@@ -133,7 +132,7 @@ def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
     for each in [] if everyone else found:
         if each.user != user:
             text = f"pool {each.pool} is not known to be of {user} and left alone (--everyone)"
-            told.say(text, "spared", is_error=True, pool=each.pool, where=each.place.name, user=each.user)
+            told.event("spared", text, pool=each.pool, where=each.place.name, user=each.user)
     return [each for each in found if everyone or each.user == user]
 
 
@@ -170,27 +169,20 @@ def _end(found: Found, told: _Told) -> None:
     else:
         forget(found.pool)
         text = f"pool {found.pool}: {found.nodes} node{'s' * (found.nodes != 1)} ended at {found.place.name}"
-        told.say(text, "ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
+        told.event("ended", text, False, pool=found.pool, where=found.place.name, nodes=found.nodes)
 
 
-class _Told:
+class _Told(Printer):
     """Output of the command, and the failures so far."""
 
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
         self.failures: list[str] = []
-
-    def say(self, text: str, event: str, *, is_error: bool = False, **about: Any) -> None:
-        """Print an event: as a line, or as a JSON object."""
-        if self.as_json:
-            click.echo(json.dumps({"event": event, **about}, ensure_ascii=False))
-        else:
-            click.echo(text, err=is_error)
 
     def failure(self, what: str, error: SkywardError, **about: Any) -> None:
         self.failures.append(f"{what}: {error}")
         if self.as_json:
-            self.say("", "error", kind=type(error).__name__, message=str(error), **about)
+            say_error(error, **about)
 
 
 def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> list[str]:
@@ -199,10 +191,9 @@ def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> li
     """
     pools: list[str] = []
     for name in names:
-        printer = Printer(as_json=told.as_json, run=name)
         try:
             found = _find(name, hosts)
-            pools += [name] if found is None else _end_run(found, printer, told)
+            pools += [name] if found is None else _end_run(found, told)
         except SkywardError as error:
             if not (isinstance(error, HostLostError) and _end_unheard(name, told)):
                 told.failure(f"run {name} could not be ended", error, run=name)
@@ -244,17 +235,17 @@ def _end_unheard(name: str, told: _Told) -> bool:
     end_rented(record.rented)
     note(folder_of(name), "collected")
     text = f"run {name} ended at {record.place}, which did not answer: its machines are given back"
-    told.say(text, "ended", run=name, where=record.place, state="killed", status=None)
+    told.event("ended", text, False, run=name, where=record.place, state="killed", status=None)
     return True
 
 
-def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
+def _end_run(run: Run, told: _Told) -> list[str]:
     """End a run; return the pools that it had."""
-    run.outlast(printer.note)
+    run.outlast(told.note)
     with closing(run):
         before, where = run.facts, run.where
         if not before.is_final and not told.as_json:
-            printer.note(f"asking {run.name} to end; it has {GRACE_S:g} s to end its pools")
+            told.note(f"asking {run.name} to end; it has {GRACE_S:g} s to end its pools")
         facts = stop(run)
         was_killed = facts.phase == "killed" or (not before.is_final and facts.status == _KILLED)
         if facts.phase == "killed" and run.is_known_here and run.there is not None:
@@ -263,12 +254,12 @@ def _end_run(run: Run, printer: Printer, told: _Told) -> list[str]:
         if before.is_final:
             text = f"run {run.name} had ended before at {where} ({facts.state})"
         phase = "killed" if was_killed else facts.phase
-        told.say(text, "ended", run=run.name, where=where, state=phase, status=facts.status)
+        told.event("ended", text, False, run=run.name, where=where, state=phase, status=facts.status)
         rented = facts.record.rented
         if rented is None or not run.is_known_here:
             return list(facts.pools)
-        bring_here(run, printer)
+        bring_here(run, told)
         if facts.phase == "killed":
-            give_back(run.name, rented, printer)
+            give_back(run.name, rented, told)
             note(run.folder, "collected")
         return []

@@ -189,16 +189,14 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
                 then = f"{called(found, 'attach')} comes back to it, {called(found, 'down')} ends it."
                 printer.note(f"detached from {found.name}, which goes on. {then}")
             return INTERRUPTED
-    if as_json:
-        printer.event("end", status=facts.status, ended=facts.ended, reason=facts.reason or None)
-    else:
-        took = "" if facts.ended is None else f" after {duration_text(facts.ended - facts.record.started)}"
-        printer.note(f"{found.name} {_end_text(facts, took)}")
+    about: dict[str, Any] = {"status": facts.status, "ended": facts.ended, "reason": facts.reason or None}
+    printer.event("end", f"skyward: {found.name} {_end_text(facts)}", **about)
     return facts.status or 0
 
 
-def _end_text(facts: RunFacts, took: str = "") -> str:
+def _end_text(facts: RunFacts) -> str:
     status = "" if facts.status is None else f" with status {facts.status}"
+    took = "" if facts.ended is None else f" after {duration_text(facts.ended - facts.record.started)}"
     return f"ended{status}{took}{f': {facts.reason}' if facts.reason else ''}"
 
 
@@ -222,7 +220,11 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
             found.refresh(*FOLDERS)
         values, files = (_files_in(found.folder / name) for name in FOLDERS)
         values = [each for each in values if each.suffix in SUFFIXES and not each.name.startswith(".")]
-        _say_end(found, printer, as_json=as_json)
+        facts = found.facts
+        states = {"running": f"still runs; {called(found, 'attach')} follows it. So far:", "killed": _KILLED}
+        text = f"skyward: {found.name} {states.get(facts.phase) or _end_text(facts)}"
+        about = {"status": facts.status, "ended": facts.ended, "reason": facts.reason or None}
+        printer.event("state", text, phase=facts.phase, **about)
         for paths, row_of, columns in ((values, _value, _VALUES), (files, _file, _FILES)):
             if paths:
                 rows = [
@@ -236,10 +238,8 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
                 target = into / path.relative_to(found.folder)
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.copy2(path, target)
-            if as_json:
-                printer.event("fetched", path=str(into))
-            else:
-                printer.note(f"values and files are in {into}" if values or files else "nothing was fetched")
+            text = f"values and files are in {into}" if values or files else "nothing was fetched"
+            printer.event("fetched", f"skyward: {text}", path=str(into))
     return 0
 
 
@@ -267,16 +267,6 @@ def give_back(run: str, rented: Rental, printer: Printer) -> None:
         printer.note(f"the machines of {run} end by themselves, since they could not be ended from here: {error}")
     else:
         printer.note(f"the machines of {run} at {rented.provider} are given back")
-
-
-def _say_end(run: Run, printer: Printer, *, as_json: bool) -> None:
-    facts = run.facts
-    if as_json:
-        about = {"status": facts.status, "ended": facts.ended, "reason": facts.reason or None}
-        printer.event("state", phase=facts.phase, **about)
-    else:
-        about = {"running": f"still runs; {called(run, 'attach')} follows it. So far:", "killed": _KILLED}
-        printer.note(f"{run.name} {about.get(facts.phase) or _end_text(facts)}")
 
 
 def _value(path: Path, _: Path) -> Row:

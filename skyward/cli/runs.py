@@ -66,15 +66,20 @@ def called(run: Run, command: str) -> str:
 
 
 class Printer:
-    """Prints a program's output unchanged, each stream to its own, and skyward's notes."""
+    """Prints a program's output unchanged, each stream to its own; events, as text or as JSON; and skyward's notes.
 
-    def __init__(self, *, as_json: bool, run: str) -> None:
-        self._as_json, self._run = as_json, run
+    Args:
+        as_json: print events, and output, as JSON.
+        about: further fields of each JSON object.
+    """
+
+    def __init__(self, *, as_json: bool, **about: str) -> None:
+        self.as_json, self._about = as_json, about
 
     def entry(self, fields: Mapping[str, Any]) -> None:
         """Print an entry of a journal of output."""
-        if self._as_json:
-            self.event("output", **fields)
+        if self.as_json:
+            self.event("output", "", **fields)
             return
         stream = sys.stderr if fields.get("stream") == "err" else sys.stdout
         stream.buffer.write(str(fields.get("text", "")).encode("utf-8", "replace"))
@@ -84,9 +89,12 @@ class Printer:
         """Print a note of skyward on standard error."""
         click.echo(f"skyward: {text}", err=True)
 
-    def event(self, event: str, **about: Any) -> None:
-        """Print a JSON object."""
-        click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
+    def event(self, event: str, text: str, is_error: bool = True, /, **fields: Any) -> None:
+        """Print an event, as a line on standard error or output, or as a JSON object on standard output."""
+        if self.as_json:
+            click.echo(json.dumps({"event": event, **self._about, **fields}, ensure_ascii=False))
+        else:
+            click.echo(text, err=is_error)
 
 
 @contextmanager
