@@ -159,7 +159,7 @@ def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:
     files |= {path: text.encode() for path, text in plan.files}
     files |= {f"{steps.SCRIPTS}/{path.name}": path.read_bytes() for path in _SCRIPTS.iterdir() if path.is_file()}
     files["requirements/uv/uv.txt"] = files.pop(f"{steps.SCRIPTS}/uv.txt")
-    files[steps.MOUNT_POINTS_FILE] = mount_points_archive(TIME)
+    files[steps.MOUNT_POINTS_FILE] = mount_points_archive()
     files |= {f"runner/{path}": content for path, content in runner_files()}
     for path, content in files.items():
         target = folder / path
@@ -173,8 +173,8 @@ def write_context(folder: Path, plan: Plan, site: Site | None = None) -> None:
     _name_by_content(folder)
 
 
-def mount_points_archive(time: int) -> bytes:
-    """Return an archive of empty files at the builders' mount points, all with one time (seconds since 1970).
+def mount_points_archive() -> bytes:
+    """Return an archive of empty files at the builders' mount points, all with one time.
 
     If a base lacks them, builders before Docker 23 create and remove them for each step, which changes the time of /etc
     in every layer, so that no two builds are the same: https://github.com/moby/buildkit/issues/3148
@@ -183,7 +183,7 @@ def mount_points_archive(time: int) -> bytes:
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, kind, mode in _MOUNT_POINTS:
             member = tarfile.TarInfo(name)
-            member.type, member.mode, member.mtime = kind, mode, time
+            member.type, member.mode, member.mtime = kind, mode, TIME
             archive.addfile(member)
     return made.getvalue()
 

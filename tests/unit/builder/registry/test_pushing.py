@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyward.builder.events import Event
-from skyward.builder.registry.pushing import digest_of, find, push, shared_cache
+from skyward.builder.registry.pushing import find, push, shared_cache
 from skyward.builder.store import known_contents, note_content
 from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
@@ -78,14 +78,3 @@ def test_layers_for_other_builders(
     engine.pushes = [{"error": "denied"}]
     cache.leave(TAG, images, said.append)
     assert "denied" in str(said)
-
-
-def test_a_builder_that_stores_layers_itself(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It writes the layers of all steps to the cache, and the pushed image is not needed there."""
-    monkeypatch.setattr(Images, "in_containerd", lambda _: True)
-    cache = shared_cache(TARGET, "linux/amd64", images)
-    assert cache.words[0] == "--cache-to"
-    assert "ref=r.io/team/x:cache-amd64,mode=max" in cache.words[1]
-    cache.leave(TAG, images, print)
-    assert images.inspect(TAG)
-    assert digest_of(TARGET, images) is None

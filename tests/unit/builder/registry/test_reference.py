@@ -51,7 +51,6 @@ def test_what_is_no_reference(text: str) -> None:
         ("r.io/team/x", "r.io/team/x:sky-1"),
         ("r.io:5000/x", "r.io:5000/x:sky-1"),
         ("http://r.io/x", "http://r.io/x:sky-1"),
-        ("r.io/x:mine", "r.io/x:mine"),
         ("r.io/x:latest", "r.io/x:latest"),
         (f"r.io/x@{DIGEST}", f"r.io/x@{DIGEST}"),
     ],
