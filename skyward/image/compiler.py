@@ -20,7 +20,6 @@ from skyward.image.lock import BELOW_APT, TIERS, Lock, tier_files
 from skyward.image.plan import BaseFacts, Copied, Layer, Plan, origin_of
 from skyward.model.image import Image
 
-_LINE_BYTES = 65_000  # builders do not read lines of 64 KiB
 EPOCH = 6  # raised when the same description has to result in a different image
 
 
@@ -71,57 +70,19 @@ def compile(  # noqa: A001 - it is what the package does
         given: facts about the base; None if not yet known: such a plan has the image's name, but must not be built.
 
     Raises:
-        ConfigError: the image requires a Python version other than the client's, or a value is too long for a line of a
-            Dockerfile.
+        ConfigError: the image requires a Python version other than the client's.
     """
     check_python(image, python)
     platform = image.platform or platform
-    built = _cache_of_builds(image, python, base_digest)
-    layers = _layers(image, python, platform, base, given, lock, packages, code, built)
-    files = (*steps.files(image), *(tier_files(lock) if lock else ()))
-    inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)
-    identity = identity_of(inputs)
-    labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
-    numbered = tuple(_numbered([*layers, *steps.labels(labels)], given))
-    _check_lines(numbered)
-    return Plan(
-        image=image,
-        python=python,
-        platform=platform,
-        base=base,
-        dockerfile=_render(numbered, image),
-        layers=numbered,
-        files=files,
-        copied=(*packages, *((code,) if code else ())),
-        build_args=steps.newlines(image),
-        lock=lock,
-        given=given,
-        inputs=tuple(sorted(inputs.items())),
-        identity=identity,
-        tag=f"skyward:sky-{EPOCH}-{identity[:16]}",
-        labels=MappingProxyType(labels),
-    )
-
-
-def _layers(
-    image: Image,
-    python: str,
-    platform: str,
-    base: str,
-    given: BaseFacts | None,
-    lock: Lock | None,
-    packages: tuple[Copied, ...],
-    code: Copied | None,
-    built: str,
-) -> list[Layer]:
-    """Return all layers but the labels; those that change rarely come first."""
+    # builds are cached for what may affect them
+    built = digest_of([steps.UV, base_digest, python, image.apt, dict(image.build_env)])[:16]
     project = steps.project(image, platform, packages, lock, built)
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     uv = steps.uv_stage(image, base, given, python)
     first = steps.needs_uv_first(given, python)
     apt_first = steps.gives_python(image)
     packaged = steps.requirements(image, platform, lock, built)
-    return [
+    layers = [  # those that change rarely come first
         *(uv if first else ()),
         *steps.base_stage(base, base_origin, given),
         *steps.mount_points(),
@@ -141,20 +102,9 @@ def _layers(
         *steps.env(image, code),
         *steps.start(given),
     ]
-
-
-def _inputs(
-    image: Image,
-    python: str,
-    platform: str,
-    base_digest: str,
-    runner_digest: str,
-    lock: Lock | None,
-    packages: tuple[Copied, ...],
-    code: Copied | None,
-) -> dict[str, str]:
-    """Return the inputs of the content. The split of the lock into layers is not one of them."""
-    given: dict[str, Any] = {
+    files = (*steps.files(image), *(tier_files(lock) if lock else ()))
+    # the split of the lock into layers is not one of them
+    content: dict[str, Any] = {
         "epoch": EPOCH,
         "platform": platform,
         "python": python,
@@ -172,7 +122,27 @@ def _inputs(
         "code": code.digest if code else None,
         "env": dict(image.env),
     }
-    return {name: canonical(value) for name, value in given.items() if value not in (None, (), [], {})}
+    inputs = {name: canonical(value) for name, value in content.items() if value not in (None, (), [], {})}
+    identity = identity_of(inputs)
+    labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
+    numbered = tuple(_numbered([*layers, *steps.labels(labels)], given))
+    return Plan(
+        image=image,
+        python=python,
+        platform=platform,
+        base=base,
+        dockerfile=_render(numbered, image),
+        layers=numbered,
+        files=files,
+        copied=(*packages, *((code,) if code else ())),
+        build_args=steps.newlines(image),
+        lock=lock,
+        given=given,
+        inputs=tuple(sorted(inputs.items())),
+        identity=identity,
+        tag=f"skyward:sky-{EPOCH}-{identity[:16]}",
+        labels=MappingProxyType(labels),
+    )
 
 
 def _built_with(lock: Lock | None) -> list[list[Any]]:
@@ -180,11 +150,6 @@ def _built_with(lock: Lock | None) -> list[list[Any]]:
     given = [(package.name, package.build) for package in lock.packages] if lock else []
     given += lock.projects if lock else ()
     return [[name, [each.line for each in build]] for name, build in sorted(given) if build]
-
-
-def _cache_of_builds(image: Image, python: str, base_digest: str) -> str:
-    """Return the name of the cache for built packages; it depends on everything in an image that may affect builds."""
-    return digest_of([steps.UV, base_digest, python, image.apt, dict(image.build_env)])[:16]
 
 
 def _numbered(layers: list[Layer], given: BaseFacts | None) -> list[Layer]:
@@ -201,16 +166,6 @@ def _numbered(layers: list[Layer], given: BaseFacts | None) -> list[Layer]:
             counts[layer.stage] += sum(word in ("RUN", "COPY", "ADD") for word in added)
         numbered.append(layer)
     return numbered
-
-
-def _check_lines(layers: tuple[Layer, ...]) -> None:
-    for layer in layers:
-        longest = max(len(line.encode()) for line in layer.text.split("\n"))
-        if longest > _LINE_BYTES:
-            raise ConfigError(
-                f"Image: {layer.name!r} ({layer.origin}) comes to a line of {longest >> 10} KB, and builders read at "
-                "most 64. Put a long text into a file that a command fetches or the pool sends (includes)."
-            )
 
 
 def _render(layers: tuple[Layer, ...], image: Image) -> str:
@@ -231,12 +186,8 @@ def _render(layers: tuple[Layer, ...], image: Image) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces, so that equal values are equal texts on every machine and Python.
-
-    Raises:
-        TypeError: a value is not a string, number, boolean, list, mapping of these, or None.
-    """
-    return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """Return JSON with sorted keys and no spaces, so that equal values are equal texts on every machine and Python."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def identity_of(inputs: Mapping[str, str]) -> str:
@@ -247,14 +198,3 @@ def identity_of(inputs: Mapping[str, str]) -> str:
 def digest_of(value: Any) -> str:
     """Return the SHA-256 (hex) of a value's canonical form."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
-def _checked(value: Any) -> Any:
-    """Return the value with tuples as lists; refuse anything whose text could differ between runs."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_checked(item) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _checked(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} has no canonical form: {value!r}")

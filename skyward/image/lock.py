@@ -137,14 +137,8 @@ class Install:
 
     @property
     def is_scoped(self) -> bool:
-        """Whether its wheels come from one index; indexes of a built package are in `pages_file`."""
+        """Whether its wheels come from one index; those of a built package are in a file."""
         return bool(self.index and not self.package)
-
-    @property
-    def pages(self) -> str:
-        """Index and name of everything that a package and its build take from scoped indexes, one per line."""
-        own = [(self.index, self.package)] if self.index and self.package else []
-        return "".join(f"{index} {name}\n" for index, name in sorted({*own, *self.build}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,18 +249,12 @@ def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
 
 
 def _build_files(folder: str, install: Install, build: tuple[Package, ...]) -> dict[str, list[str]]:
-    found = {f"{folder}/{build_file(install.package)}": [each.line for each in build]}
-    return found | ({f"{folder}/{pages_file(install.package)}": install.pages.splitlines()} if install.pages else {})
-
-
-def build_file(name: str) -> str:
-    """Return the name of the file with the build requirements of a package."""
-    return f"{name}.build.txt"
-
-
-def pages_file(name: str) -> str:
-    """Return the name of the file with the indexes that a build uses for single packages."""
-    return f"{name}.pages.txt"
+    """Return the files of a build: its requirements, and what it takes from scoped indexes; see `uv_build`."""
+    own = {(install.index, install.package)} if install.index and install.package else set()
+    files = {f"{folder}/{install.package}.build.txt": [each.line for each in build]}
+    if pages := [f"{index} {name}" for index, name in sorted(own | {*install.build})]:
+        files[f"{folder}/{install.package}.pages.txt"] = pages
+    return files
 
 
 def _hash(name: str) -> int:

@@ -61,17 +61,12 @@ class BaseFacts:
     @property
     def user_in_the_end(self) -> str:
         """The user for images built on it, which its added instructions may change."""
-        return user_in_the_end(self.user, self.onbuild)
+        named = [words[1] for words in map(str.split, self.onbuild) if words[0].upper() == "USER" and len(words) == 2]
+        return named[-1] if named else self.user
 
     def lacks(self, python: str) -> bool:
         """Return whether it has no Python of a minor version."""
         return all(version != python for version, _ in self.pythons)
-
-
-def user_in_the_end(user: str, onbuild: Sequence[str]) -> str:
-    """Return the user of images built on a base with that user and those added instructions."""
-    named = [words[1] for words in map(str.split, onbuild) if words[0].upper() == "USER" and len(words) == 2]
-    return named[-1] if named else user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

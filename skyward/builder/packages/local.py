@@ -29,19 +29,6 @@ _ON_DEMAND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BuildSystem:
-    """The requirements of a build.
-
-    Attributes:
-        requires: requirements that must be available.
-        on_demand: packages that the backend requests on machines that lack a program; an index may lack them.
-    """
-
-    requires: tuple[str, ...] = ()
-    on_demand: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPackage:
     """A package from this machine's files.
@@ -60,7 +47,7 @@ class LocalPackage:
     name: str
     path: Path
     needs: str = ""
-    build: BuildSystem | None = None
+    build: tuple[str, ...] | None = None
     files: tuple[tuple[str, Path], ...] = field(repr=False)
     is_project: bool = False
 
@@ -102,16 +89,16 @@ def local_package(entry: str, path: Path, name: str = "") -> LocalPackage:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", str(name)):  # it becomes a folder of the build
         raise ConfigError(f"Image: pip={entry!r} cannot be used: {file} has no valid [project] name.")
     files = project_files(path, _NOT_SOURCE)
-    system = build_system(table)
-    return LocalPackage(entry=entry, name=package_name(name), path=path, needs=needs, build=system, files=files)
+    build = build_requirements(table)
+    return LocalPackage(entry=entry, name=package_name(name), path=path, needs=needs, build=build, files=files)
 
 
-def build_system(table: dict[str, Any]) -> BuildSystem:
-    """Return the build system in a pyproject.toml; {} if there is none (PEP 517: setuptools then)."""
+def build_requirements(table: dict[str, Any]) -> tuple[str, ...]:
+    """Return the build requirements in a pyproject.toml, and what its backend requests where programs are missing."""
     system = table.get("build-system", {})
     requires = system.get("requires", _LEGACY)
     backend = str(system.get("build-backend", "setuptools")).partition(".")[0].partition(":")[0]
-    return BuildSystem(tuple(map(str, requires)), _ON_DEMAND.get(backend, ()))
+    return (*map(str, requires), *_ON_DEMAND.get(backend, ()))
 
 
 def _digest(value: Any) -> str:

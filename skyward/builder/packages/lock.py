@@ -12,12 +12,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.folders import cache_path, home, newest, read, write
-from skyward.builder.packages.local import BuildSystem, LocalPackage
-from skyward.builder.packages.uv import uv_version
+from skyward.builder.packages.local import LocalPackage
 from skyward.builder.site.indexes import host_indexes, mirrors
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image import Lock, Package, with_origin
@@ -100,7 +100,7 @@ class Request:
             "base": [str(image.base or "")],
             "requirement": self.entries,
             "local": [f"{each.name} {each.needs}".strip() for each in self.packages],
-            "build": [f"{each.name}: {', '.join(each.build.requires)}" for each in self.packages if each.build],
+            "build": [f"{each.name}: {', '.join(each.build)}" for each in self.packages if each.build],
             "exclude-newer": [image.exclude_newer or ""],
             "index": [f"{index.url} {' '.join(index.packages)}" for index in image.pip_indexes],
             "pinned": [pins and hashlib.sha256(pins.encode()).hexdigest()],
@@ -185,10 +185,10 @@ def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
     more = (known.get(package.line, package) for package in found.packages if package.name not in pinned)
     lock = with_given_hashes(Lock((*pinned.values(), *more)), request.rules)
     local = {each.name: each.build for each in request.packages if each.build}
-    systems: dict[str, BuildSystem] = {**found.builds, **local}
+    systems = {**found.builds, **local}
     if to_build := tuple(package.pin for package in pinned.values() if package.is_source):
         systems |= resolve(_reduced(request, to_build), target, (), only_sources=True).builds
-    builds = {name: build_packages(request, target, name, system) for name, system in systems.items()}
+    builds = {name: build_packages(request, target, name, wanted) for name, wanted in systems.items()}
     packages = tuple(replace(each, build=builds[each.name]) if each.is_source else each for each in lock.packages)
     return Lock(packages, projects=tuple((name, builds[name]) for name in local), target=target)
 
@@ -200,7 +200,7 @@ def _reduced(request: Request, pip: tuple[str, ...], origin: str = "") -> Reques
     return replace(request, image=image, rules=Rules(sources=request.rules.sources), packages=())
 
 
-def build_packages(request: Request, target: str, name: str, system: BuildSystem) -> tuple[Package, ...]:
+def build_packages(request: Request, target: str, name: str, wanted: tuple[str, ...]) -> tuple[Package, ...]:
     """Lock the requirements of a build like those of the image: from the same indexes, for the same platform.
 
     They may include source packages, whose own build requirements are then included too, as all are installed together.
@@ -210,16 +210,13 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
     """
     from skyward.builder.packages.resolver import resolve
 
-    wanted = (*system.requires, *system.on_demand)
     while wanted:
         try:
             found = resolve(_reduced(request, wanted, f"the build of {name!r}"), target, ())
         except SkywardError as error:
-            if set(wanted) & set(system.on_demand):  # the machine may have the program
-                return build_packages(request, target, name, BuildSystem(system.requires))
             listed = ", ".join(wanted)
             raise ImageError(f"Build requirements of {name!r} are unavailable: {listed}. {error}") from error
-        more = [each for inner in found.builds.values() for each in (*inner.requires, *inner.on_demand)]
+        more = [each for inner in found.builds.values() for each in inner]
         if set(more) <= set(wanted):
             return tuple(sorted(found.packages, key=lambda package: package.name))
         wanted = tuple(dict.fromkeys((*wanted, *more)))
@@ -230,33 +227,28 @@ def _key(request: Request) -> str:
     """Return the key of a request. This machine's package sources are hashed, as they may contain passwords."""
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ).items())]
     lines = [line for line in request.asked() if not line.startswith("base ")]
-    asked = [_FORMAT, uv_version(), request.python, request.platform, lines, repr(sources)]
+    asked = [_FORMAT, version("uv"), request.python, request.platform, lines, repr(sources)]
     asked.append(_PLATFORMS.get(request.platform) and target_of(request))
     return hashlib.sha256(json.dumps(asked, separators=(",", ":")).encode()).hexdigest()
 
 
 def _preferred(request: Request) -> tuple[Package, ...]:
     """Return the packages of the last lock for the same target whose requirements include, or are part of, these."""
-    wanted, rules = _divided(request.asked())
+    wanted = _choosing(request.asked())
     for file in newest(cache_path("locks"), "*.json"):
         asked, target, lock = _read(file) or ((), [], Lock())
-        entries, others = _divided(asked)
-        if (
-            target == [request.python, request.platform]
-            and others == rules
-            and (entries <= wanted or wanted <= entries)
-        ):
+        entries = _choosing(asked)
+        is_edited = (entries <= wanted or wanted <= entries) and all(
+            line.startswith("requirement ") for line in entries ^ wanted
+        )
+        if is_edited and target == [request.python, request.platform]:
             return lock.packages
     return ()
 
 
-def _divided(asked: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Return the requirements among the inputs of a lock, and what else determines versions."""
-    kinds: dict[str, set[str]] = {}
-    for line in asked:
-        kinds.setdefault(line.partition(" ")[0], set()).add(line)
-    entries = kinds.pop("requirement", set())
-    return entries, {line for kind, lines in kinds.items() if kind not in ("base", "local", "build") for line in lines}
+def _choosing(asked: Iterable[str]) -> set[str]:
+    """Return the inputs of a lock that determine versions."""
+    return {line for line in asked if not line.startswith(("base ", "local ", "build "))}
 
 
 def _read(file: Path) -> tuple[list[str], list[str], Lock] | None:

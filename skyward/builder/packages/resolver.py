@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skyward.builder.folders import scratch_folder, uv_variables
-from skyward.builder.packages.local import BuildSystem
 from skyward.builder.packages.pylock import Target, packages_of, read_pylock
 from skyward.builder.packages.sources import source_build
 from skyward.builder.packages.uv import find_uv, run_uv
@@ -32,14 +31,14 @@ _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The result of resolving a request: packages, and the build systems of those without a wheel, by name."""
+    """The result of resolving a request: packages, and the build requirements of those without a wheel, by name."""
 
     packages: tuple[Package, ...] = ()
-    builds: dict[str, BuildSystem] = field(default_factory=dict)
+    builds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def resolve(request: Request, target: str, preferred: Iterable[Package], *, only_sources: bool = False) -> Resolved:
-    """Resolve a request with uv, and read the build systems of its source packages.
+    """Resolve a request with uv, and read the build requirements of its source packages.
 
     Args:
         request: the requirements to lock.

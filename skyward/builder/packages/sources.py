@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from zipfile import BadZipFile, ZipFile
 
-from skyward.builder.packages.local import BuildSystem, build_system
+from skyward.builder.packages.local import build_requirements
 from skyward.builder.packages.pylock import file_of
 from skyward.errors import ImageError
 from skyward.model.image_fields import without_logins
@@ -25,12 +25,11 @@ from skyward.model.image_fields import without_logins
 if TYPE_CHECKING:
     from packaging import pylock
 
-_MOST_BYTES = 1 << 20  # limit for a pyproject.toml
 _LIMITS_S = (10.0, 60.0)
 
 
-def source_build(entry: pylock.Package, place: Path, environment: Mapping[str, str]) -> BuildSystem:
-    """Return the build system of a locked source package.
+def source_build(entry: pylock.Package, place: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the build requirements of a locked source package.
 
     Args:
         entry: the package, with `vcs`, `archive` or `sdist`.
@@ -42,7 +41,7 @@ def source_build(entry: pylock.Package, place: Path, environment: Mapping[str, s
     """
     try:
         text = _of_commit(entry, place, environment) if entry.vcs else _of_archive(entry, place, environment)
-        return build_system(tomllib.loads(text))
+        return build_requirements(tomllib.loads(text))
     except (tarfile.TarError, BadZipFile, OSError, EOFError, ValueError, AttributeError) as error:
         raise ImageError(f"The source package of {entry.name!r} cannot be read: {error}.") from error
 
@@ -52,23 +51,19 @@ def _of_archive(entry: pylock.Package, place: Path, environment: Mapping[str, st
     assert file is not None
     url = file.url or (place / str(file.path)).resolve().as_uri()
     archive = file_of(url) or _fetched(entry.name, url, place, environment)
-    with archive.open("rb") as opened:
-        if hashlib.file_digest(opened, "sha256").hexdigest() != file.hashes.get("sha256"):
+    with archive.open("rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() != file.hashes.get("sha256"):
             raise ImageError(f"The source package of {entry.name!r} does not have the SHA-256 that its index names.")
     below = PurePosixPath(entry.archive.subdirectory or "") if entry.archive else PurePosixPath()
     wanted = below / "pyproject.toml"  # in the archive's only folder
     if archive.suffix == ".zip":
         with ZipFile(archive) as zipped:
-            for member in zipped.infolist():
-                if _inside(member.filename) == wanted and member.file_size <= _MOST_BYTES:
-                    return zipped.read(member).decode("utf-8")
-        return ""
+            name = next((each for each in zipped.namelist() if _inside(each) == wanted), None)
+            return zipped.read(name).decode() if name else ""
     with tarfile.open(archive) as tar:
-        for each in tar:
-            if _inside(each.name) == wanted and each.isfile() and each.size <= _MOST_BYTES:
-                found = tar.extractfile(each)
-                return found.read().decode("utf-8") if found else ""
-    return ""
+        member = next((each for each in tar if _inside(each.name) == wanted and each.isfile()), None)
+        opened = tar.extractfile(member) if member else None
+        return opened.read().decode() if opened else ""
 
 
 def _inside(path: str) -> PurePosixPath:

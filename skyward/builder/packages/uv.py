@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 _finding = threading.Lock()  # sysconfig, used by uv, returns None for a setting while another thread first reads it
@@ -24,11 +23,3 @@ def run_uv(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -
     return subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-
-
-@lru_cache(maxsize=1)
-def uv_version() -> str:
-    """Return the version of the uv that resolves here."""
-    from importlib.metadata import version
-
-    return version("uv")

@@ -25,7 +25,6 @@ from skyward.image import (
     Plan,
     requirements_file,
 )
-from skyward.image.compiler import canonical
 from skyward.image.lock import index_id, tier_files
 from skyward.image.plan import origins_of
 from skyward.image.steps import UV
@@ -331,14 +330,6 @@ def test_a_renamed_secret_rebuilds_commands_only() -> None:
     changed = [a.name for a, b in zip(one.layers, other.layers, strict=True) if a.text != b.text]
     assert changed == ["run true", "labels"]
     assert compiled(Image(secrets=["ONE"])).identity == compiled(Image()).identity
-
-
-def test_only_plain_values_are_hashed() -> None:
-    """What has no canonical text is refused instead of hashed by its address or order."""
-    assert canonical({"b": (1, True, None), "a": "ä"}) == '{"a":"ä","b":[1,true,null]}'
-    for value in ({1, 2}, 0.1, object(), {1: 2}, b"x"):
-        with pytest.raises(TypeError, match="no canonical form"):
-            canonical(value)
 
 
 def test_what_is_outside_decides_nothing() -> None:
