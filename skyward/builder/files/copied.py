@@ -126,7 +126,7 @@ def _sources(package: str) -> Iterator[tuple[str, bytes]]:
 
 
 def digest_of(files: Files) -> str:
-    """Return the SHA-256 (hex) of paths, contents and executability of files; links count by their target paths.
+    """Return the SHA-256 (hex) of paths, contents and executability of files.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -135,21 +135,12 @@ def digest_of(files: Files) -> str:
     for name, source in files:
         path = name.encode("utf-8", "surrogateescape")
         try:
-            kind, content = _content(source)
+            kind = b"program" if Path(source).stat().st_mode & 0o111 else b"file"
+            content = sha256_of(Path(source))
         except OSError as error:
             raise ConfigError(f"{source} goes into the image, but cannot be read: {error.strerror}.") from None
         whole.update(b"%s %d %s %s\n" % (kind, len(path), path, content.encode()))
     return whole.hexdigest()
-
-
-def _content(source: str) -> tuple[bytes, str]:
-    """Return the kind of a file, and the digest of its content."""
-    path = Path(source)
-    if path.is_symlink():
-        return b"link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
-    if path.is_dir():
-        return b"directory", ""
-    return b"program" if path.stat().st_mode & 0o111 else b"file", sha256_of(path)
 
 
 def sha256_of(path: Path) -> str:

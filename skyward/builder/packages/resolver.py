@@ -62,7 +62,12 @@ def resolve(request: Request, target: str, preferred: Iterable[Package], *, only
         words += ["--no-deps", *(f"--no-binary={requirement_name(entry)}" for entry in request.entries)]
     with scratch_folder("lock") as place:
         site = with_sources(read_site(), rules.sources)
-        _warn_of_strategy(site.indexes.strategy)
+        if (strategy := site.indexes.strategy or "").startswith("unsafe"):
+            _log.warning(
+                "Packages are taken from whichever index has the best version, as this machine's setting "
+                "index-strategy=%s of uv says: whoever may publish on one index can replace packages of the others.",
+                strategy,
+            )
         settings = uv_settings(site, request.image)
         local = tuple(each.requirement for each in request.packages if each.needs)
         pip = (*(entry for entry in request.image.pip if entry in request.open), *local)
@@ -103,15 +108,6 @@ def resolve(request: Request, target: str, preferred: Iterable[Package], *, only
         packages = tuple(packages_of(others.values(), scopes(request.image), kind))
         sources = [each.name for each in packages if each.is_source]
         return Resolved(packages, {name: source_build(others[name], place, environment) for name in sources})
-
-
-def _warn_of_strategy(strategy: str | None) -> None:
-    if strategy and strategy.startswith("unsafe"):
-        _log.warning(
-            "Packages are taken from whichever index has the best version, as this machine's setting index-strategy=%s "
-            "of uv says: whoever may publish on one index can replace packages of the others.",
-            strategy,
-        )
 
 
 def _pins(preferred: Iterable[Package]) -> str:

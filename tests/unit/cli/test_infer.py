@@ -71,14 +71,6 @@ def train():
     ]
 
 
-def test_one_of_several_packages_in_a_namespace(site: Path, tmp_path: Path) -> None:
-    """The files tell which package has the module."""
-    _package(site, "big-one", "1", "big.one")
-    _package(site, "big-two", "2", "big.two")
-    found = sky.Image.infer(_files(tmp_path, {"a.py": "from big import two\nimport big.one"}) / "a.py")
-    assert found.pip == ("big-one==1", "big-two==2")
-
-
 def test_what_did_not_come_from_an_index_is_said(site: Path, tmp_path: Path) -> None:
     """A repository by its commit and without logins, a folder by its path, local versions without their last part."""
     git = {"url": "https://me:secret@git.example.com/a.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}

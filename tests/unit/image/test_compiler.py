@@ -49,14 +49,6 @@ def test_only_dockerfile_1_2(name: str) -> None:
     assert not re.search(newer, text, re.MULTILINE)
 
 
-def test_steps_are_numbered_as_the_builder_counts() -> None:
-    """Per stage: what runs or copies, and the one base that is pulled."""
-    plan = compiled(IMAGES["everything"])
-    steps = [(layer.stage, layer.step) for layer in plan.layers if layer.step]
-    expected = [*(("python", number) for number in (1, 2, 3)), ("uv", 1), *(("image", n) for n in (1, 2, 3, 4, 5))]
-    assert steps == expected
-
-
 def test_every_entry_knows_who_asked() -> None:
     """The user's entries and a plugin's are told apart, also when both are in one layer."""
     image = torched(Image(pip=["numpy"], run=["date"]))
@@ -64,14 +56,6 @@ def test_every_entry_knows_who_asked() -> None:
     origins = {layer.name: layer.origin for layer in compiled(image).layers}
     assert origins["run date"] == "your run=['date'] (command 1 of 2)"
     assert origins["run true"] == "plugin torch (command 2 of 2)"
-
-
-def test_origins_decide_nothing() -> None:
-    """Who asked for a package changes neither plan nor identity."""
-    by_plugin, by_user = torched(Image()), Image(pip=["torch"], run=["true"])
-    assert by_plugin == by_user
-    assert compiled(by_plugin) == compiled(by_user)
-    assert compiled(by_plugin).dockerfile == compiled(by_user).dockerfile
 
 
 BASE = Image(pip=["numpy", "torch"], apt=["git"], run=["a", "b"], env={"A": "1"})
@@ -235,18 +219,6 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
         assert files[0] == files[1]
 
 
-def test_at_most_twelve_layers_of_our_own() -> None:
-    """However much an image asks for, what is generated for it stays few; the user's commands are the user's."""
-    image = replace(SCOPED, apt=["git", "curl"], env={"A": "1"}, build_env={"B": "2"}, bake=True, includes=["src"])
-    plan = compiled(image, lock=Lock((TORCH, SIX, BIG, REPOSITORY, NUMPY, NCCL)), packages=(WHEEL,), code=CODE)
-    made = [
-        layer
-        for layer in plan.layers
-        if layer.stage in ("python", "image") and layer.text.startswith(("RUN", "COPY", "ADD"))
-    ]
-    assert len(made) == 12
-
-
 def _small(*names: str, size: int | None = 100_000) -> tuple[Package, ...]:
     return tuple(Package(name=name, pin=f"{name}==1", hashes=("sha256:aa",), size=size) for name in names)
 
@@ -273,15 +245,6 @@ def test_one_more_small_package_changes_one_part(size: int | None) -> None:
     for number in range(30):
         after = {group.name: group.packages for group in Lock((*MANY, *_small(f"new{number}", size=size))).groups}
         assert sum(before.get(name) != packages for name, packages in after.items()) == 1
-
-
-def test_parts_say_what_is_in_them() -> None:
-    """Each layer of a split tier has its own packages in its name, and knows who asked for them."""
-    image = Image(pip=["package-1", "package-2>=1"])
-    layers = [layer for layer in compiled(image, lock=Lock(MANY)).layers if "/light-" in layer.text]
-    assert len({layer.name for layer in layers}) == len(layers) == 7
-    (one,) = [layer for layer in layers if "package-1==1" in layer.name.split()]
-    assert "'package-1'" in one.origin
 
 
 def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
@@ -322,29 +285,6 @@ def test_build_env_is_seen_by_build_steps_only() -> None:
     script = dict(plan.files)["build-env.sh"]
     shell = ["sh", "-c", f'{script}printf %s "$FLAGS"']
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == value
-
-
-def test_a_renamed_secret_rebuilds_commands_only() -> None:
-    """A secret's name is in the steps that mount it; without commands nothing mounts one."""
-    one, other = (compiled(Image(pip=["six"], run=["true"], secrets=[name])) for name in ("ONE", "OTHER"))
-    changed = [a.name for a, b in zip(one.layers, other.layers, strict=True) if a.text != b.text]
-    assert changed == ["run true", "labels"]
-    assert compiled(Image(secrets=["ONE"])).identity == compiled(Image()).identity
-
-
-def test_what_is_outside_decides_nothing() -> None:
-    """The base's name beside its digest, and local code that is sent later, are not in the identity."""
-    plain = compiled(BASE)
-    sent = replace(BASE, includes=["./src"], excludes=["*.bin"])
-    assert compiled(sent, base="mirror.example/python:3.11").identity == plain.identity
-    assert "./src" not in compiled(sent).dockerfile
-
-
-def test_separators_cannot_be_shifted() -> None:
-    """Texts that join to the same string are still different contents."""
-    pairs = [({"A": "1", "B": "2"}, {"A": '1" B="2'}), ({"A": "x\\"}, {"A": "x"}), ({"A": "$B"}, {"A": "\\$B"})]
-    for one, other in pairs:
-        assert compiled(Image(env=one)).identity != compiled(Image(env=other)).identity
 
 
 def test_another_python_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -144,15 +143,6 @@ def test_requirements_arrive_at_uv(image: Image) -> None:
     document = tomllib.loads(requirements_file(image, listed, python="3.11"))
     assert document["project"]["dependencies"] == listed
     assert [each["url"] for each in document["tool"]["uv"]["index"]] == [index.url for index in image.pip_indexes]
-
-
-@MANY
-@given(IMAGES)
-def test_what_an_image_holds_it_takes_again(image: Image) -> None:
-    """The normal form of a value is its own normal form, and means the same image."""
-    again = replace(image, pip=[*image.pip], includes=[*image.includes], excludes=[*image.excludes], run=[*image.run])
-    assert again == image
-    assert _plan(again, locked=True).identity == _plan(image, locked=True).identity
 
 
 def _said(script: str) -> list[str]:

@@ -76,22 +76,6 @@ def test_code_is_in_the_image_only_where_it_is_baked(tmp_path: Path) -> None:
     assert _plan(Image(includes=["src"], bake=True), tmp_path).identity != baked.identity
 
 
-def test_code_is_looked_at_wherever_it_goes(tmp_path: Path) -> None:
-    """A missing folder is an error of a build also where its files are only sent."""
-    for bake in (False, True):
-        with pytest.raises(ConfigError, match=r"names .src., but .*src does not exist"):
-            _plan(Image(includes=["src"], bake=bake), tmp_path)
-
-
-def test_a_dockerfile_that_is_not_there(tmp_path: Path) -> None:
-    """The error names field and path."""
-    with pytest.raises(ConfigError, match=r"base names the Dockerfile 'Dockerfile', but there is no file"):
-        _plan(Image.from_dockerfile("Dockerfile"), tmp_path)
-    (tmp_path / "Dockerfile").write_text("FROM x\n")
-    with pytest.raises(ConfigError, match=r"base.context is 'nowhere'"):
-        _plan(Image.from_dockerfile("Dockerfile", context="nowhere"), tmp_path)
-
-
 def test_where_secrets_come_from(tmp_path: Path) -> None:
     """A file that is named for it before the variable of its name; what is missing is said with both ways."""
     (tmp_path / "token").write_bytes(b"from a file\n")

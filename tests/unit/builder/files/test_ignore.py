@@ -71,12 +71,6 @@ def test_what_cannot_be_read_is_refused(pattern: str) -> None:
         Ignore([pattern])
 
 
-def test_order_counts_only_around_exceptions() -> None:
-    """Patterns of one kind have one order; those on different sides of a `!` keep theirs."""
-    assert normal_patterns(["b", "a", "b/", "./a"]) == ("a", "b")
-    assert normal_patterns(["b", "a", "!d", "!c", "a"]) == ("a", "b", "!c", "!d", "a")
-
-
 @given(st.lists(NAMES, max_size=4), PATHS)
 def test_the_normal_form_means_the_same(patterns: list[str], path: str) -> None:
     """Bringing patterns into their normal form changes no answer, and doing it again changes nothing."""

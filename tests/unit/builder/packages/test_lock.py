@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.packages.lock import Request, lock_requirements, target_of
+from skyward.builder.packages.lock import Request, lock_requirements
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock, with_origin
 from skyward.model.image import Image, PipIndex
@@ -156,13 +156,6 @@ def test_what_cannot_be_locked(wheels: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ImageError, match="Failed to fetch") as caught:
         _lock("leaf")
     assert "canary" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("libc", "target"), [("glibc 2.36", 36), ("glibc 2.30", 28), ("glibc 2.43", 40), ("", 28)])
-def test_what_uv_resolves_for(libc: str, target: int) -> None:
-    """The newest of uv's platforms that the base has the library for."""
-    request = Request(image=Image(), python="3.11", platform="linux/amd64", libc=libc)
-    assert target_of(request) == f"x86_64-manylinux_2_{target}"
 
 
 def test_packages_for_the_base_s_c_library(wheels: Path) -> None:

@@ -15,7 +15,6 @@ import uv
 
 from skyward.builder.packages.lock import lock_requirements
 from skyward.builder.packages.requirements import resolve_files
-from skyward.builder.plans import draft_for
 from skyward.errors import ConfigError, ImageError
 from skyward.model.image import Image, PipIndex
 from tests.unit.builder.wheels import make_index, make_wheel
@@ -100,15 +99,6 @@ def test_exactly_as_the_lock_has_it(project: Path) -> None:
     assert {".", "./libs/lib"} <= set(resolved.image.pip)
     other = lock_requirements(resolve_files(image, project, python="3.11", platform="linux/arm64"))
     assert other.packages[2].hashes != packages["native"].hashes
-
-
-def test_variables_of_uv_decide_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user has set for uv's own commands leaves a project's packages as its lock has them."""
-    image = Image.from_project(".", extras=["gpu"])
-    before = resolve_files(image, project, python="3.11", platform="linux/amd64")
-    for name, value in (("PROJECT", "/no"), ("WORKING_DIR", "/no"), ("RESOLUTION", "lowest"), ("NO_SOURCES", "1")):
-        monkeypatch.setenv(f"UV_{name}", value)
-    assert resolve_files(image, project, python="3.11", platform="linux/amd64") == before
 
 
 def test_what_is_chosen(project: Path) -> None:
@@ -220,14 +210,3 @@ def test_packages_beside_a_project(project: Path, wheels: Path) -> None:
     for added in ("leaf>=2", "picky", "-c c.txt"):
         with pytest.raises(ImageError, match=r"leaf==1.0"):
             _pins(Image.from_project().pip_install(added), project)
-
-
-def test_the_project_has_a_layer_of_its_own(project: Path) -> None:
-    """It comes after all that changes less, before commands, and other members are not in it."""
-
-    def names(image: Image) -> list[str]:
-        plan = draft_for(image, python="3.11", platform="linux/amd64", root=project)
-        return [layer.name for layer in plan.layers if layer.stage == "image" and layer.step is not None]
-
-    assert names(Image.from_project())[-3:] == ["pip ./libs/lib", "the runner", "project app"]
-    assert names(Image.from_project().run_commands("true"))[-3:] == ["project app", "run true", "the runner"]

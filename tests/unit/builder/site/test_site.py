@@ -67,14 +67,6 @@ def test_what_a_step_gets(tmp_path: Path) -> None:
     assert env["UV_HTTP_TIMEOUT"] == "90"
 
 
-def test_a_plain_site(tmp_path: Path) -> None:
-    """Nothing set: the base's own certificates, PyPI, the indexes the image names."""
-    env = _run(site_script(Site(), TORCH), tmp_path / "run")
-    assert "SSL_CERT_FILE" not in env
-    assert not [name for name in env if name.startswith("SKYWARD_INDEX_")]
-    assert tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text()) == {}
-
-
 def test_a_site_whose_only_index_is_a_folder(tmp_path: Path) -> None:
     """uv reads it here; a build has its files, and asks no other index."""
     make_wheel(tmp_path / "flat", "leaf", "1.0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.sources.declared import PluginUse, load
+from skyward.builder.sources.declared import load
 from skyward.errors import ConfigError
 from skyward.model.image import Dockerfile, Image, PipIndex
 from skyward.model.spec import Accelerator
@@ -79,16 +79,6 @@ def test_every_field_has_a_key(tmp_path: Path) -> None:
     assert [(use.name, use.kwargs) for use in declared.plugins] == [("torch", {"version": "2.13.0"}), ("joblib", {})]
 
 
-def test_an_empty_file_is_a_plain_image(tmp_path: Path) -> None:
-    """Nothing said is `Image()`, its default patterns of what to leave out included."""
-    declared = load(written(tmp_path, ""))
-    assert declared.image == Image()
-    assert declared.plugins == ()
-    assert declared.nodes == 1
-    (plugin,) = load(written(tmp_path, 'plugins = ["torch"]')).plugins
-    assert plugin == PluginUse(name="torch", where=f"{tmp_path / 'x.toml'}, plugins.torch")
-
-
 @pytest.mark.parametrize(
     ("text", "base"),
     [
@@ -160,9 +150,3 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         "there",
         "base",
     ]
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A file that is not there is an error of the caller's."""
-    with pytest.raises(ConfigError, match=r"none.toml cannot be read"):
-        load(tmp_path / "none.toml")
