@@ -119,22 +119,6 @@ def test_what_is_chosen(project: Path) -> None:
     assert [each.name for each in resolved.packages if each.is_project] == ["lib"]
 
 
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (Image.from_project(extras=["no"]), r"Extra `no` is not defined"),
-        (Image.from_project(groups=["no"]), r"Group `no` is not defined"),
-        (Image(groups=["no"]), r"groups names 'no', which .* does not have; it has: dev, gpu"),
-        (Image.from_project(package="no"), r"does not have a member no"),
-        (Image.from_project("nowhere"), r"nowhere/pyproject.toml cannot be read"),
-    ],
-)
-def test_unknown_names(project: Path, image: Image, message: str) -> None:
-    """They are named."""
-    with pytest.raises(ConfigError, match=message):
-        resolve_files(image, project)
-
-
 def test_a_lock_that_cannot_be_used(project: Path) -> None:
     """It is older than its project, for another Python, missing, or only another tool reads it."""
     text = (project / "pyproject.toml").read_text()

@@ -84,7 +84,6 @@ def test_every_field_has_a_key(tmp_path: Path) -> None:
     [
         ('base = "./x.Dockerfile"', Dockerfile("x.Dockerfile")),
         ('base = {dockerfile = "Dockerfile", context = "..", target = "a"}', Dockerfile("Dockerfile", "..", "a")),
-        ('[base]\ndockerfile = "odd"', Dockerfile("odd")),
     ],
 )
 def test_a_dockerfile_as_base(tmp_path: Path, text: str, base: Dockerfile) -> None:
@@ -115,15 +114,12 @@ def test_dates_of_toml(tmp_path: Path, value: str, kept: str) -> None:
         ("python = 3.12", r"python must be 'auto' or a minor version such as '3.12'; write python='3.12'"),
         ("nodes = 0", r"odes.*0"),
         ('base = {dockerfil = "x"}', r"base must be .* a table with dockerfile and perhaps context and target"),
-        ('base = {dockerfile = "x", contxt = "x"}', r"base must be .* a table with dockerfile"),
         ("project = {groups = 1}", r"project.groups must be a list of strings; found 1"),
         (
             '[[pip_indexes]]\nurl = "https://a.example"',
             r"pip_indexes must be tables \[\[pip_indexes\]\], each with url",
         ),
-        ("pip_indexes = 1", r"pip_indexes must be tables \[\[pip_indexes\]\], each with url"),
         ('[[pip_indexes]]\nurl = "https://u:canary@a"\npackages = ["a"]', r"pip_indexes.url holds a user name"),
-        ('[[pip_indexes]]\nurl = "https://u:canary@a"', r"pip_indexes must be tables"),
         ("plugins = [1]", r"plugins must be a list of names, or tables \[plugins.NAME\]"),
         ("exclude_newer = 2026-05-31T12:00:00", r"exclude_newer must be a date such as .* with its zone"),
         ('accelerator = "A100:x"', r"Accelerator 'A100:x'"),
