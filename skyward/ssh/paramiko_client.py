@@ -254,19 +254,18 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
 
 def _transport(hop: Hop, line: Any, **_: Any) -> paramiko.Transport:
+    """Return a transport without algorithms that OpenSSH has not offered by default for years.
+
+    It prefers known types of host keys.
+    """
     transport = paramiko.Transport(line, default_window_size=_WINDOW, packetizer_class=_Packets)
-    _restrict(transport, hop)
-    return transport
-
-
-def _restrict(transport: paramiko.Transport, hop: Hop) -> None:
-    """Disable algorithms that OpenSSH has not offered by default for years, and prefer known types of host keys."""
     options = transport.get_security_options()
     options.ciphers = [each for each in _CIPHERS if each in options.ciphers]
     options.digests = [each for each in options.digests if "sha2" in each]
     options.kex = [each for each in options.kex if not each.endswith("sha1")]
     known = known_types(hop)
     options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
+    return transport
 
 
 # hosts, keys and host keys, from the user's SSH configuration and its jump hosts -------------------------------------
@@ -384,12 +383,12 @@ def _matches(patterns: str, name: str) -> bool:
     """Return whether a line of known_hosts matches a name: hashed, or a list with `*`, `?` and `!` for exclusion."""
     if patterns.startswith("|"):
         return patterns.startswith("|1|") and paramiko.HostKeys.hash_host(name, patterns) == patterns
-    matched = [each for each in patterns.lower().split(",") if _glob(each.removeprefix("!"), name)]
+    matched = [each for each in patterns.lower().split(",") if re.fullmatch(_regex(each.removeprefix("!")), name)]
     return bool(matched) and not any(each.startswith("!") for each in matched)
 
 
-def _glob(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None
+def _regex(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
 
 
 def _settings(host: SshHost) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from secrets import token_hex
@@ -90,17 +89,32 @@ class Watchdog:
         Raises:
             ProviderError: the connection could not be established; the message gives the reason and what to do.
         """
-        lines: dict[str, list[str]] = defaultdict(list)
+        facts, gpus, ahead_s = defaultdict[str, str](str), [], 0
         deadline = time.monotonic() + 2 * CONNECT_S
         while (line := self.connection.wait_marked(_MARK, deadline - time.monotonic())) != "facts":
             if line is None:
                 self.connection.kill()
                 raise ProviderError(self.connection.problem)
-            _, name, value = f"{line}  ".split(" ", 2)
-            lines[name].append(value.strip())
+            _, name, value = (text.strip() for text in f"{line}  ".split(" ", 2))
             if name == "clock":
-                lines["ahead"].append(str(int(value) - int(time.time())))
-        return _facts(lines)
+                ahead_s = int(value) - int(time.time())
+            elif name == "gpu":
+                driver, _, model = value.partition(",")
+                gpus.append((driver.strip(), model.strip()))
+            else:
+                facts[name] = value
+        user, _, group = facts["user"].partition(" ")
+        return Facts(
+            address=facts["address"],
+            machine=facts["machine"],
+            ahead_s=ahead_s,
+            socket=facts["socket"],
+            engine=facts["engine"],
+            docker=facts["docker"],
+            user=(int(user), int(group)),
+            gpus=tuple(gpus),
+            toolkit=facts["toolkit"],
+        )
 
     def go(self, *, adopts: bool = False) -> None:
         """Create the pool's directory, or take over the one that an earlier client of a named pool has created.
@@ -195,22 +209,3 @@ class Watchdog:
 def _escaped(content: bytes) -> str:
     """Return bytes escaped for the printf(1) of any shell."""
     return "".join(f"\\{byte:03o}" for byte in content)
-
-
-def _facts(lines: Mapping[str, Sequence[str]]) -> Facts:
-    def one(name: str) -> str:
-        return (lines.get(name) or [""])[0]
-
-    user, _, group = one("user").partition(" ")
-    gpus = [gpu.partition(",")[::2] for gpu in lines.get("gpu", ())]
-    return Facts(
-        address=one("address"),
-        machine=one("machine"),
-        ahead_s=float(one("ahead") or 0),
-        socket=one("socket"),
-        engine=one("engine"),
-        docker=one("docker"),
-        user=(int(user or 0), int(group or 0)),
-        gpus=tuple((driver.strip(), name.strip()) for driver, name in gpus),
-        toolkit=one("toolkit"),
-    )

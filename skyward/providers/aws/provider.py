@@ -215,11 +215,11 @@ def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str
     """Return the TagSpecifications of a call that creates resources of these kinds; instances also get their price."""
     pairs = {"Name": f"skyward-{pool}", **{f"{TAG}{key}": value for key, value in notes(pool).items()}}
     price = {} if hourly is None else {f"{TAG}hourly": f"{hourly:.6f}"}
-    return [{"ResourceType": kind, "Tags": _pairs(pairs | price if kind == "instance" else pairs)} for kind in kinds]
-
-
-def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in values.items()]
+    tags = {kind: pairs | price if kind == "instance" else pairs for kind in kinds}
+    return [
+        {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in values.items()]}
+        for kind, values in tags.items()
+    ]
 
 
 # the launch -----------------------------------------------------------------------------------------------------
