@@ -58,8 +58,9 @@ class Acceptor(Generic[C]):
         """Accept connections, in a thread of its own; if too many are unauthenticated, the oldest is dropped."""
         while True:
             try:
-                sock = self._accept()
-            except OSError:  # e.g. its peer has closed it already
+                sock = self._wrap(self._listener.accept()[0])
+            except OSError:  # its peer has closed it already, or the process is out of file descriptors
+                time.sleep(_RETRY_S)
                 continue
             with self._lock:
                 self._pending.append(sock)
@@ -71,20 +72,6 @@ class Acceptor(Generic[C]):
                 self._drop(sock)
                 sock.close()
                 self._report(explained(error))
-
-    def _accept(self) -> socket.socket:
-        try:
-            sock, _ = self._listener.accept()
-        except ConnectionAbortedError:
-            raise
-        except OSError:
-            time.sleep(_RETRY_S)
-            raise
-        try:
-            return self._wrap(sock)
-        except BaseException:
-            sock.close()
-            raise
 
     def _welcome(self, sock: socket.socket) -> None:
         try:

@@ -42,11 +42,6 @@ class FakeTime:
             action()
         self.now = end
 
-    @property
-    def waiting(self) -> int:
-        """How many actions are to come."""
-        return len(self._due)
-
 
 class FakeConnection:
     """Takes frames instead of sending them; while it is `full` they stay in its queue."""

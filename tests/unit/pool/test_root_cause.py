@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward._pool.collective.diagnosis import (
-    Blame,
-    Failure,
-    root_cause,
-)
+from skyward._pool.collective.diagnosis import Blame, Failure, root_cause
 from skyward._pool.task import Task
 from skyward.errors import PluginError, PoolClosedError, TaskTimeoutError, WorkerLostError
 from tests.unit.pool.fakes import FUNCTION, error
@@ -17,20 +13,17 @@ GLOO = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2269. This is "
     "typically caused by a remote worker crashing."
 )
-NOTICED = {
-    "torch's gloo, a peer that is gone": RuntimeError(GLOO),
-    "torch's gloo, a peer that is late": RuntimeError("[gloo/transport/unbound_buffer.cc:78] Timed out waiting 8000ms"),
-    "jax's gloo": RuntimeError("UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547]"),
-    "jax's coordination service": RuntimeError("UNAVAILABLE: Task /job:jax_worker/task:1 heartbeat timeout."),
-    "a socket": ConnectionResetError(104, "Connection reset by peer"),
-    "the end of a file": EOFError("Ran out of input"),
-    "our own gather": PluginError("gather('epoch'): rank 1 (node 1) raised ValueError: x."),
-}
-RAISED = {
-    "a value": ValueError("rows do not match"),
-    "a plugin": PluginError("Plugin 'x': its hook failed."),
-    "a missing key": KeyError("epoch"),
-    "a runtime error of the user's": RuntimeError("loss is not finite"),
+BLAME = {
+    RuntimeError(GLOO): Blame.NOTICED,
+    RuntimeError("[gloo/transport/unbound_buffer.cc:78] Timed out waiting 8000ms"): Blame.NOTICED,
+    RuntimeError("UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547]"): Blame.NOTICED,
+    RuntimeError("UNAVAILABLE: Task /job:jax_worker/task:1 heartbeat timeout."): Blame.NOTICED,
+    ConnectionResetError(104, "Connection reset by peer"): Blame.NOTICED,
+    EOFError("Ran out of input"): Blame.NOTICED,
+    PluginError("gather('epoch'): rank 1 (node 1) raised ValueError: x."): Blame.NOTICED,
+    PluginError("Plugin 'x': its hook failed."): Blame.RAISED,
+    KeyError("epoch"): Blame.RAISED,
+    RuntimeError("loss is not finite"): Blame.RAISED,
 }
 
 
@@ -47,16 +40,10 @@ def lost(rank: int = 0, at: float = 1.0, *, signal: int | None = None, code: int
     return Failure.of(rank, at, task(), gone)
 
 
-@pytest.mark.parametrize("name", NOTICED)
-def test_errors_that_peers_notice_are_known(name: str) -> None:
-    """They are what the rest of a group reports when one of it has gone."""
-    assert raised(NOTICED[name]).blame == Blame.NOTICED
-
-
-@pytest.mark.parametrize("name", RAISED)
-def test_errors_of_the_function_are_its_own(name: str) -> None:
+@pytest.mark.parametrize("problem", BLAME, ids=repr)
+def test_errors_that_peers_notice_are_known(problem: Exception) -> None:
     """Whatever does not speak of a peer counts as the cause."""
-    assert raised(RAISED[name]).blame == Blame.RAISED
+    assert raised(problem).blame == BLAME[problem]
 
 
 def test_an_error_around_what_a_peer_noticed_is_no_cause_either() -> None:

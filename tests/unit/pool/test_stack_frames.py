@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from skyward._pool.collective.diagnosis import (
-    StackFrame,
-    excerpt,
-    grouped,
-    of_dump,
-    of_record,
-)
+from skyward._pool.collective.diagnosis import StackFrame, excerpt, grouped, of_dump, of_record
 from skyward.wire.exceptions import Record
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
