@@ -110,6 +110,8 @@ class Takeover:
             self._fail(f"what its last client left cannot be removed: {problem}")
             return
         with self._changed:
+            if self._stopped:
+                return
             self.is_kept, self._is_leaving = True, False
             for child in children:
                 child.address = None
