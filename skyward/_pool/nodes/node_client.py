@@ -403,10 +403,8 @@ class NodeClient:
                 if self._node.wait_exit(grace_s + 1.0) and self._agent_reader is not None:
                     self._agent_reader.join(_LAST_WORDS_S)
         finally:
-            for worker in self._workers.values():
-                worker.connection.close()
-            if self._agent is not None:
-                self._agent.close()
+            for connection in self._connections():
+                connection.close()
             self._node.remove()
 
     def keep(self, keep_s: float, grace_s: float) -> bool:
@@ -419,15 +417,19 @@ class NodeClient:
             kept = self._kept.result(grace_s + _ENDED_S)
         except FutureTimeoutError:
             kept = False
-        for connection in (*(worker.connection for worker in self.workers), self._agent):
+        for connection in self._connections():
             connection.close()
         return kept
 
     def let_go(self) -> None:
         """Close a forked process's copies of the descriptors, and do nothing else."""
-        for connection in (self._agent, *(worker.connection for worker in self._workers.values())):
-            if connection is not None:
-                connection.abandon()
+        for connection in self._connections():
+            connection.abandon()
+
+    def _connections(self) -> list[Connection]:
+        """Return its present connections, that of the agent last."""
+        workers = [worker.connection for worker in self.workers]
+        return workers if self._agent is None else [*workers, self._agent]
 
     def _post(self, frame: Frame) -> None:
         try:
