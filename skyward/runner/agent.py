@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyward.errors import WireError
 from skyward.model.instance import (
@@ -25,10 +25,10 @@ from skyward.model.instance import (
     InstanceInfo,
 )
 from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
+from skyward.runner.cleaning import cleaner
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
 from skyward.runner.diagnosis import dump_file, read_dump
-from skyward.runner.takeover import Takeover, cleaner
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.system.process_end import on_signals
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skyward.runner.usage import UsageMeter
 
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
+_ENDED_S = 5.0  # how long the workers of a client that leaves may take to end when they are killed
 _KILLED_S = 1.0  # how long a killed process may take to end
 _TOGETHER_S = 0.2  # maximum delay between a scheduler's signals to two processes of a job
 _DUMP_S = 1.0  # how long a worker may take to write its stack
@@ -76,8 +77,11 @@ class Agent:
         self._lock = threading.Lock()  # guards the attributes below
         self._changed = threading.Condition(self._lock)
         self._children = children
-        clean = cleaner(settings.reset, run_dir)
-        self._takeover = Takeover(self._changed, lambda: self._children, clean, self._set_lease, self._fail)
+        self._clean = cleaner(settings.reset, run_dir)
+        self._holder: Client | None = None  # stays when it disconnects: only KEEP leaves the node to another
+        self._is_leaving = False  # from KEEP until the client's workers have ended
+        self._is_kept = False  # from then on until the next TAKE; meanwhile no worker runs
+        self._ended: set[int] = set()  # workers that have ended since KEEP
         self._clients: list[Client] = []
         self._ready = self._stopping = False
         self._told_to_end = threading.Event()  # by a signal
@@ -130,7 +134,7 @@ class Agent:
             limit_s = self._lease_s if self._ready else max(self._lease_s, _START_S)
             left = self._contact + limit_s - time.monotonic()
             if left <= 0:
-                whose = "the time that it is kept" if self._takeover.is_kept else "its lease"
+                whose = "the time that it is kept" if self._is_kept else "its lease"
                 return End(EXIT_LEASE, f"Node {self._node} ends: no client for {limit_s:g} s ({whose}).")
             try:
                 end = self._inbox.get(timeout=min(left, threading.TIMEOUT_MAX))
@@ -144,7 +148,7 @@ class Agent:
         """End the workers, then the connections, and remove sockets and stack files from the run directory."""
         with self._lock:
             self._stopping = True
-            self._takeover.stop()
+            self._changed.notify_all()
             children = tuple(self._children)
         started = [thread for thread in self._watchers if thread.ident]
         deadline = time.monotonic() + grace_s
@@ -227,7 +231,10 @@ class Agent:
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
         dump_file(child.start).unlink(missing_ok=True)
         with self._lock:
-            self._takeover.wait_start(child.start.index)
+            while (self._is_leaving or self._is_kept) and not self._stopping:
+                self._ended.add(child.start.index)
+                self._changed.notify_all()
+                self._changed.wait()
             if self._stopping:
                 return None
             fresh = Child(replace(child.start, generation=child.start.generation + 1), child.env)
@@ -296,12 +303,16 @@ class Agent:
             case Kind.TAKE:
                 order = decode(frame.head)
                 order["lease_s"] = _seconds(order["lease_s"])
-                self._thread(self._try_for, client, self._takeover.take, client, order, self._move).start()
+                self._thread(self._try_for, client, self._take_over, client, order).start()
             case Kind.KEEP:
                 order = decode(frame.head)
                 keep_s, grace_s = _seconds(order["keep_s"]), _seconds(order["grace_s"])
-                self._takeover.release(client)  # not in the thread: later messages must find the node released
-                self._thread(self._try_for, client, self._takeover.keep, client, keep_s, grace_s).start()
+                with self._lock:  # not in the thread: later messages must find the node released
+                    if self._holder is not client:
+                        raise ValueError("KEEP from a client that does not have the node")
+                    self._holder, self._is_leaving = None, True
+                    self._ended.clear()
+                self._thread(self._try_for, client, self._keep, client, keep_s, grace_s).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=_seconds(decode(frame.head)["grace_s"])))
             case _:
@@ -314,12 +325,66 @@ class Agent:
         except Exception as error:  # as in `_converse`
             _refuse(client, error)
 
+    def _take_over(self, client: Client, order: dict[str, Any]) -> None:
+        """Assign the node to a client, and send it the workers' addresses once they listen (a thread of its own)."""
+        environment = order["environment"]  # of the workers, complete; None to leave it unchanged
+        with self._lock:
+            if self._holder is not None or self._is_leaving:
+                client.post(Frame(Kind.TAKEN, 0, encode({"refused": "another client has the node, or had it last"})))
+                return
+            self._holder = client
+            if environment is not None:
+                os.environ.clear()
+                os.environ.update(environment)
+        try:
+            self._move(str(order["compute_pool"]))
+        except BaseException:
+            with self._lock:
+                self._holder = None
+            raise
+        with self._lock:
+            self._set_lease(order["lease_s"])
+            self._is_kept = False
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._holder is not client or self._stopping or all(child.address for child in self._children)
+            )
+            if self._holder is client and not self._stopping:
+                workers = [[child.start.generation, child.address] for child in self._children]
+                client.post(Frame(Kind.TAKEN, 0, encode({"workers": workers})))
+
+    def _keep(self, client: Client, keep_s: float, grace_s: float) -> None:
+        """End a client's workers within the grace period, clean up, and notify it (a thread of its own)."""
+        with self._lock:
+            children = tuple(self._children)
+        if grace_s > 0:
+            for child in children:
+                child.ask_exit(grace_s)
+            self._all_ended(grace_s)
+        for child in children:
+            child.kill()
+        problem = "" if self._all_ended(_ENDED_S) else "its workers do not end."
+        if problem := problem or self._clean():
+            text = f"Node {self._node} ends: what its last client left cannot be removed: {problem}"
+            self._inbox.put(End(EXIT_FAILED, text))
+            return
+        with self._lock:
+            if self._stopping:
+                return
+            self._is_kept, self._is_leaving = True, False
+            for child in children:
+                child.address = None  # nothing listens there until the next client's worker does
+            self._set_lease(keep_s)
+            client.post(Frame(Kind.KEPT, 0))
+
+    def _all_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of all workers since KEEP; return whether they have ended, or the node is ending."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._stopping or len(self._ended) == len(self._children), timeout_s)
+
     def _set_lease(self, lease_s: float) -> None:
         self._lease_s, self._contact = lease_s, time.monotonic()
         self._inbox.put(None)  # the main thread recomputes its timeout
-
-    def _fail(self, problem: str) -> None:
-        self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: {problem}"))
 
     def _move(self, document: str) -> None:
         """Store the node's new place for workers started from now on; the client informs running workers itself."""
