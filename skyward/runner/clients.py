@@ -5,6 +5,7 @@ The agent drops output for a client that does not read it, so that a slow reader
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -17,7 +18,7 @@ from skyward.wire.messages import STDERR, Kind
 _MAX_PENDING = 8  # connections that have not authenticated yet
 _REPORT_S = 60.0  # at most one line about refused connections in this time
 _RETRY_S = 0.1  # delay before the next attempt if the process is out of file descriptors
-_MOST_WAITING = 64  # frames; beyond that output, of up to 64 KiB a frame, is dropped
+_MOST_WAITING = 1024 * 1024  # bytes; beyond that output is dropped
 LAST_WORDS_S = 0.5  # how long an ending node waits for a client to receive what is queued
 C = TypeVar("C")
 
@@ -117,16 +118,24 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._dropped: dict[int, int] = {}  # lines of output, by worker
+        self._sizes: deque[int] = deque()  # of the frames that may be waiting, oldest first
+        self._bytes = 0  # their sum
 
     def post(self, frame: Frame) -> None:
         """Send a frame; never blocks. Output is dropped while too much is waiting. One thread at a time."""
-        is_output, is_full = frame.kind == Kind.WORKER_OUTPUT, self.connection.waiting() > _MOST_WAITING
-        if is_output and is_full:
+        waiting = self.connection.waiting()
+        while len(self._sizes) > waiting:
+            self._bytes -= self._sizes.popleft()
+        is_full = self._bytes > _MOST_WAITING
+        if frame.kind == Kind.WORKER_OUTPUT and is_full:
             self._dropped[frame.id] = self._dropped.get(frame.id, 0) + (bytes(frame.head).count(b"\n") or 1)
             return
         notices = [] if is_full else [_notice(worker, lines) for worker, lines in self._dropped.items()]
         if notices:
             self._dropped.clear()
+        sizes = [len(each.head) for each in (*notices, frame)]
+        self._sizes.extend(sizes)
+        self._bytes += sum(sizes)
         with suppress(WireError):  # the receiving thread notices the same
             self.connection.post(*notices, frame)
 
