@@ -47,7 +47,6 @@ _DUMP_S = 1.0  # how long a worker may take to write its stack
 _START_S = 60.0  # minimum time for workers to listen, as a short lease is not enough on a busy machine
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
-_SHOWN = 200  # characters shown of the error from a malformed message
 
 
 class End(NamedTuple):
@@ -440,9 +439,7 @@ class Agent:
 
 def _refuse(client: Client, error: Exception) -> None:
     """Close the connection of a client that sent a malformed message, and report that with a shortened error."""
-    text = repr(error)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    say(f"A client sent a malformed message ({shown}); its connection was closed.")
+    say(f"A client sent a malformed message ({error!r:.200}); its connection was closed.")
     client.close()
 
 

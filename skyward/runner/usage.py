@@ -45,13 +45,14 @@ class UsageMeter:
         self._last: _Sample | None = None
         source = None if of_processes else _cgroup(cgroups, proc)
         self._source: Callable[[], tuple[float, int]] = source.read if source else self._read_tree
-        self._limit = min(filter(None, (source.limit() if source else None, _machine_memory(proc))), default=None)
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._limit = min(machine, (source and source.limit()) or machine)
 
     def measure(self) -> dict[str, Any]:
         """Return the current usage; waits at most 0.25 s, not at all if the last measurement is 0.25 to 10 s old.
 
         Returns:
-            `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: unknown), `received` and
+            `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes, `received` and
             `sent` bytes so far of all interfaces but loopback, both per second as `received_rate` and `sent_rate`, and
             `gpus`, each with `name`, `utilization` (0 to 1), `memory` and `memory_limit`.
         """
@@ -170,15 +171,6 @@ def _network(proc: Path) -> tuple[int, int]:
             numbers = figures.split()
             received, sent = received + int(numbers[0]), sent + int(numbers[8])
     return received, sent
-
-
-def _machine_memory(proc: Path) -> int | None:
-    """Return the machine's memory in bytes; None if unknown."""
-    try:
-        line = (proc / "meminfo").read_text().partition("\n")[0]
-    except OSError:
-        return None
-    return int(line.split()[1]) * 1024
 
 
 # GPUs -----------------------------------------------------------------------------------------------------------------
