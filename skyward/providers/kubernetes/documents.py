@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from skyward.engine.container import shm_bytes
 from skyward.errors import NodeStartError, ProviderError
 from skyward.model.rights import ACCOUNT_ID, WORK_DIR
 from skyward.model.spec import Accelerator
@@ -18,7 +19,12 @@ from skyward.providers.kubernetes.api import Document
 from skyward.runner.entry.claimed import ADDRESS_VAR, POD_IDENTITY, POD_SECRETS, POD_VAR
 from skyward.wire.tls import Identity
 
+if TYPE_CHECKING:
+    from skyward.providers.base import PoolRequest
+    from skyward.providers.kubernetes.provider import Kubernetes
+
 KIND = "skyward.kind"  # label that distinguishes the Secrets of a pool
+_GIB = 1024**3
 _STOP_S = 10  # a node that is asked to end takes 5 s for its workers
 # Labels by which clusters identify the GPUs of a machine: NVIDIA's feature discovery, Google's, Karpenter's. In the
 # first, memory and form factor are part of the name.
@@ -67,40 +73,30 @@ class PodRequest:
     """The settings that all pods of a pool share.
 
     Attributes:
-        pool: identifier of the pool.
+        request: the pool's request.
+        provider: the provider with the settings of the user.
         image: reference of the image, by digest.
-        platform: OCI platform of that image.
         user: numbers of the user and group that programs run as.
-        lease_s: seconds that a pod waits for its client.
         inside: whether the client connects to the pod's address, rather than through the API server.
-        cpus, memory_gb: resources of a node, the memory in GiB; None for the cluster's defaults.
-        shm_bytes: size of /dev/shm in bytes; None for the cluster's own limit.
-        accelerator: GPUs of a node.
-        gpu_resource: resource name of GPUs in the cluster, such as "nvidia.com/gpu".
-        gpu_labels: labels of the machines with these GPUs; None for the usual ones.
-        node_selector, tolerations, priority_class, service_account: as in a pod's specification.
         pull_secret: name of the Secret with the registry's credentials; "" if none.
-        patch: merged into the document last.
     """
 
-    pool: str
+    request: PoolRequest
+    provider: Kubernetes
     image: str
-    platform: str
     user: tuple[int, int] = (ACCOUNT_ID, ACCOUNT_ID)
-    lease_s: float
     inside: bool = False
-    cpus: float | None = None
-    memory_gb: float | None = None
-    shm_bytes: int | None = None
-    accelerator: Accelerator | None = None
-    gpu_resource: str = "nvidia.com/gpu"
-    gpu_labels: Mapping[str, str] | None = None
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: Sequence[Mapping[str, Any]] = ()
-    priority_class: str | None = None
-    service_account: str | None = None
     pull_secret: str = ""
-    patch: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> str:
+        """OCI platform of the image."""
+        return self.request.image.platform or self.request.platform
+
+    @property
+    def pool(self) -> str:
+        """Identifier of the pool."""
+        return self.request.pool_id
 
 
 def pod_name(pool: str, number: int) -> str:
@@ -154,6 +150,7 @@ def pod(
         owned: the reference to the Secret that owns the pod.
         avoided: machines that it must not run on.
     """
+    provider = request.provider
     document: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -167,10 +164,10 @@ def pod(
             "restartPolicy": "Never",  # an ended pod is replaced by one with another name
             "terminationGracePeriodSeconds": _STOP_S,
             "enableServiceLinks": False,
-            "automountServiceAccountToken": request.service_account is not None,
+            "automountServiceAccountToken": provider.service_account is not None,
             "securityContext": _pod_rights(request.user),
-            "nodeSelector": {**_platform(request.platform), **request.node_selector},
-            "tolerations": [dict(each) for each in request.tolerations],
+            "nodeSelector": {**_platform(request.platform), **(provider.node_selector or {})},
+            "tolerations": [dict(each) for each in provider.tolerations],
             "volumes": _volumes(request, number),
             "containers": [_container(request, number)],
         },
@@ -179,13 +176,13 @@ def pod(
     if terms := _machines(request, avoided):
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
-    if request.priority_class:
-        spec["priorityClassName"] = request.priority_class
-    if request.service_account:
-        spec["serviceAccountName"] = request.service_account
+    if provider.priority:
+        spec["priorityClassName"] = provider.priority
+    if provider.service_account:
+        spec["serviceAccountName"] = provider.service_account
     if request.pull_secret:
         spec["imagePullSecrets"] = [{"name": request.pull_secret}]
-    merged: dict[str, Any] = merge(document, request.patch)
+    merged: dict[str, Any] = merge(document, provider.patch or {})
     return merged
 
 
@@ -193,7 +190,7 @@ def _container(request: PodRequest, number: int) -> dict[str, Any]:
     settings = {
         "pool": request.pool,
         "number": number,
-        "lease_s": request.lease_s,
+        "lease_s": request.request.lease_s,
         "inside": request.inside,
         "gains_privileges": False,
     }
@@ -228,8 +225,8 @@ def _pod_rights(user: tuple[int, int]) -> dict[str, Any]:
 
 def _volumes(request: PodRequest, number: int) -> list[dict[str, Any]]:
     shm: dict[str, Any] = {"medium": "Memory"}
-    if request.shm_bytes is not None:
-        shm["sizeLimit"] = str(request.shm_bytes)
+    if memory_gb := request.request.memory_gb:
+        shm["sizeLimit"] = str(shm_bytes(int(memory_gb * _GIB)))
     return [
         {"name": "identity", "secret": {"secretName": pod_name(request.pool, number), "defaultMode": 0o440}},
         {"name": "shm", "emptyDir": shm},
@@ -239,13 +236,13 @@ def _volumes(request: PodRequest, number: int) -> list[dict[str, Any]]:
 
 def _resources(request: PodRequest) -> dict[str, Any]:
     """Return limits, which are also requested, so that no machine is overcommitted."""
-    limits: dict[str, str] = {}
-    if request.cpus is not None:
-        limits["cpu"] = f"{round(request.cpus * 1000)}m"
-    if request.memory_gb is not None:
-        limits["memory"] = f"{round(request.memory_gb * 1024)}Mi"
-    if request.accelerator is not None:
-        limits[request.gpu_resource] = str(request.accelerator.count)
+    asked, limits = request.request, dict[str, str]()
+    if asked.cpus is not None:
+        limits["cpu"] = f"{round(asked.cpus * 1000)}m"
+    if asked.memory_gb is not None:
+        limits["memory"] = f"{round(asked.memory_gb * 1024)}Mi"
+    if asked.accelerator is not None:
+        limits[request.provider.gpu_resource] = str(asked.accelerator.count)
     return {"requests": limits, "limits": limits} if limits else {}
 
 
@@ -257,16 +254,10 @@ def _platform(platform: str) -> dict[str, str]:
 def _machines(request: PodRequest, avoided: Collection[str]) -> list[dict[str, Any]]:
     """Return terms, one of which a machine must fulfil: labels of its GPUs, each with the machines to avoid."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoided)]
-    labels = [[]] if request.accelerator is None else _gpu_terms(request.accelerator, request.gpu_labels)
-    terms = []
-    for expressions in labels:
-        term: dict[str, Any] = {}
-        if expressions:
-            term["matchExpressions"] = expressions
-        if fields:
-            term["matchFields"] = fields
-        terms.append(term)
-    return [term for term in terms if term]
+    accelerator = request.request.accelerator
+    labels = [[]] if accelerator is None else _gpu_terms(accelerator, request.provider.gpu_labels)
+    terms = ({"matchExpressions": expressions, "matchFields": fields} for expressions in labels)
+    return [{name: value for name, value in term.items() if value} for term in terms if any(term.values())]
 
 
 def _gpu_terms(accelerator: Accelerator, labels: Mapping[str, str] | None) -> list[list[dict[str, Any]]]:

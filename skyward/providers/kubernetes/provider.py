@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from skyward.builder.events import note
 from skyward.engine import find_engine
-from skyward.engine.container import shm_bytes
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
@@ -34,7 +33,6 @@ from skyward.providers.kubernetes.pods import Pod, PodAccess, PodProcess, Pods
 from skyward.providers.reaper import Reaper
 from skyward.system import threading, time
 
-_GIB = 1024**3
 _USER = re.compile(r"\d+(:\d+)?")
 _LOOK_S = 0.1  # between two queries of ending pods
 _FRESH_S = 120.0  # younger objects may belong to a pool that is being created, or is replacing its nodes
@@ -202,46 +200,29 @@ class KubernetesAllocation(Allocation):
         """Deliver the image, and create the Secrets that all pods need."""
         from skyward.delivery.deliver import ImageTarget, deliver
 
-        request, api, pool = self.request, self._api, self.request.pool_id
+        provider, request, api, pool = self._provider, self.request, self._api, self.request.pool_id
         assert api
-        target = ImageTarget(engine=find_engine(), registry=self._provider.registry)
+        target = ImageTarget(engine=find_engine(), registry=provider.registry)
         delivered = deliver(request.image, request.cluster, target, request.report)
         with self._lock:
             self.check_open()
-            self._reaper = Reaper(self._provider, pool)
+            self._reaper = Reaper(provider, pool)
             owner = api.create("secret", documents.owner_secret(pool, ProcessId.of(os.getpid())))
             pull = ""
             if delivered.auth:
                 owned = documents.owner_reference(owner)
                 secret = documents.pull_secret(pool, delivered.auth, delivered.reference, owned)
                 pull = str(api.create("secret", secret)["metadata"]["name"])
-        wanted = self._wanted(delivered.reference, delivered.user, pull)
-        return Pods(api, wanted, owner, self._provider.room_s, request.report, self.ended), delivered.reference
-
-    def _wanted(self, image: str, image_user: str, pull: str) -> documents.PodRequest:
-        """Return the settings that all pods of this pool share."""
-        request, provider = self.request, self._provider
-        assert self._api
-        return documents.PodRequest(
-            pool=request.pool_id,
-            image=image,
-            platform=request.image.platform or request.platform,
-            user=_numbers(provider.user) if provider.user else _user_of(image_user),
-            lease_s=request.lease_s,
-            inside=self._api.is_inside,
-            cpus=request.cpus,
-            memory_gb=request.memory_gb,
-            shm_bytes=shm_bytes(int(request.memory_gb * _GIB)) if request.memory_gb else None,
-            accelerator=request.accelerator,
-            gpu_resource=provider.gpu_resource,
-            gpu_labels=provider.gpu_labels,
-            node_selector=provider.node_selector or {},
-            tolerations=provider.tolerations,
-            priority_class=provider.priority,
-            service_account=provider.service_account,
+        user = provider.user
+        wanted = documents.PodRequest(
+            request=request,
+            provider=provider,
+            image=delivered.reference,
+            user=_numbers(user) if user else _user_of(delivered.user),
+            inside=api.is_inside,
             pull_secret=pull,
-            patch=provider.patch or {},
         )
+        return Pods(api, wanted, owner, provider.room_s, request.report, self.ended), delivered.reference
 
     def replace(self, lost: Host | None) -> Host:
         """Delete the lost pod and create a new one, which avoids the machine if that was lost too.

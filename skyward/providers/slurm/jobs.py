@@ -388,15 +388,9 @@ class SlurmProcess(ClaimedProcess):
     def __init__(self, login: Login, jobs: Jobs, job: Job, launch: Launch) -> None:
         self._login, self._jobs, self._job = login, jobs, job
         self._is_told_to_end = False
-        title = f"job {job.id} on {job.machine}"
-        try:
-            jobs.name_node(job, launch.node)
-        except ProviderError as error:
-            raise ProviderError(
-                f"Node {launch.node} of pool {launch.pool} cannot be started: its {title} has ended ({error})."
-            ) from error
+        jobs.name_node(job, launch.node)
         assert job.claim
-        super().__init__(launch, job.claim, title)
+        super().__init__(launch, job.claim, f"job {job.id} on {job.machine}")
 
     def dial(self, address: str) -> socket.socket:
         """Return an encrypted socket to an address that the runner announced."""

@@ -14,6 +14,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, NodeStartError, ProviderError
 from skyward.nodes.process_id import ProcessId
+from skyward.providers.base import PoolRequest
 from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import ChannelSocket
 from skyward.wire.tls import Identity
@@ -22,13 +23,16 @@ OWNED = {"apiVersion": "v1", "kind": "Secret", "name": "skyward-1f2e", "uid": "u
 ME = ProcessId.of(os.getpid())
 
 
-def request(**settings: Any) -> documents.PodRequest:
-    usual = {"pool": "1f2e", "image": "r/x@sha256:1", "platform": "linux/amd64", "lease_s": 60.0}
-    return documents.PodRequest(**{**usual, **settings})
-
-
-def pod(*, avoided: tuple[str, ...] = (), **settings: Any) -> dict[str, Any]:
-    return documents.pod(request(**settings), 3, ME, OWNED, avoided)
+def pod(*, avoided: tuple[str, ...] = (), user: tuple[int, int] = (10001, 10001), **settings: Any) -> dict[str, Any]:
+    """A pod's document; settings are those of the provider, and `cpus`, `memory_gb` and `accelerator` of the pool."""
+    asked = {name: settings.pop(name) for name in ("cpus", "memory_gb", "accelerator") if name in settings}
+    request = documents.PodRequest(
+        request=PoolRequest(pool_id="1f2e", **asked),
+        provider=sky.Kubernetes(**settings),
+        image="r/x@sha256:1",
+        user=user,
+    )
+    return documents.pod(request, 3, ME, OWNED, avoided)
 
 
 def state(phase: str = "Pending", **status: Any) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def test_a_pod_keeps_the_restricted_profile() -> None:
 
 def test_limits_are_requests() -> None:
     """CPU, memory, shared memory and GPUs."""
-    made = pod(cpus=1.5, memory_gb=2, shm_bytes=1 << 30, accelerator=sky.Accelerator("A100", 2))["spec"]
+    made = pod(cpus=1.5, memory_gb=2, accelerator=sky.Accelerator("A100", 2))["spec"]
     resources = made["containers"][0]["resources"]
 
     assert resources["requests"] == resources["limits"] == {"cpu": "1500m", "memory": "2048Mi", "nvidia.com/gpu": "2"}
