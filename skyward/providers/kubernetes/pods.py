@@ -47,20 +47,19 @@ class Pod:
         number: its number.
         name: its name in the cluster.
         context: TLS context with the client's identity towards it.
+        port: the port its program listens on.
         claim: this client's connection to it; None before it waits to become a node.
         machine: name of its machine in the cluster.
         address: its IP address.
-        port: the port its program listens on.
     """
 
     number: int
     name: str
-    identity: Identity = field(repr=False)
     context: ssl.SSLContext = field(repr=False)
+    port: int
     claim: Claim | None = None
     machine: str = ""
     address: str = ""
-    port: int = 0
     silent_since: float | None = None
 
 
@@ -100,23 +99,24 @@ class Pods:
         Raises:
             ProviderError: the API server rejected one; the message contains its error.
         """
-        client, theirs = identities("Kubernetes", self._request.pool, count)
+        pool = self._request.pool
+        client, theirs = identities("Kubernetes", pool, count)
         me, avoided = ProcessId.of(os.getpid()), self._avoided_now()
         pods = []
         for identity in client:
             number = next(self._numbers)
-            name = documents.pod_name(self._request.pool, number)
-            pods.append(Pod(number, name, identity, identity.context(server=False)))
+            context = identity.context(server=False)
+            pods.append(Pod(number, documents.pod_name(pool, number), context, port_of(pool, number)))
         with self._lock:
             self._check_open()
             self._pods += pods
 
         def create(pod: Pod, identity: Identity) -> None:
             self._check_open()
-            self._api.create("secret", documents.pod_secret(self._request.pool, pod.number, identity, self._owned))
+            self._api.create("secret", documents.pod_secret(pool, pod.number, identity, self._owned))
             self._api.create("pod", documents.pod(self._request, pod.number, me, self._owned, avoided))
 
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{self._request.pool}-make") as threads:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{pool}-make") as threads:
             list(threads.map(create, pods, theirs))
         return pods
 
@@ -157,7 +157,7 @@ class Pods:
                 for pod in missing:
                     self._check(pod, found.get(pod.name), events, waited_s)
                 running = [pod for pod in missing if _runs(found[pod.name])]
-                list(threads.map(lambda pod: self._claim(pod, found[pod.name]), running))  # noqa: B023 - at once
+                list(threads.map(self._claim, running))
                 if all(pod.claim for pod in pods):
                     return
                 look_s = _LOOKS_S[0] if running else min(look_s * 1.2, _LOOKS_S[1])
@@ -203,14 +203,12 @@ class Pods:
             self._report(note(text))
         return text
 
-    def _claim(self, pod: Pod, document: Document) -> None:
+    def _claim(self, pod: Pod) -> None:
         """Claim a running pod, unless it does not answer yet."""
-        pod.address = str(document["status"].get("podIP", ""))
-        pod.port = port_of(self._request.pool, pod.number)
         with suppress(OSError, ProviderError):  # it does not listen yet
-            pod.claim = claim(self._dial(pod, pod.port), pod.context, f"{pod.name}-claim")
+            pod.claim = claim(self._dial(pod), pod.context, f"{pod.name}-claim")
 
-    def _dial(self, pod: Pod, port: int) -> socket.socket:
+    def _dial(self, pod: Pod) -> socket.socket:
         """Return a socket that leads to a pod's program.
 
         Raises:
@@ -218,10 +216,10 @@ class Pods:
             ProviderError: the API server refuses the connection.
         """
         if self._request.inside:
-            sock = socket.create_connection((pod.address, port), _DIAL_S)
+            sock = socket.create_connection((pod.address, pod.port), _DIAL_S)
             keep_alive(sock)
             return sock
-        sock = self._api.forward(pod.name, port)
+        sock = self._api.forward(pod.name, pod.port)
         sock.settimeout(_DIAL_S)
         return sock
 
@@ -235,7 +233,7 @@ class Pods:
             ProviderError: the API server refuses the connection.
         """
         where = f"{address} of pod {pod.name} on {pod.machine}"
-        dial = partial(self._dial, pod, pod.port)
+        dial = partial(self._dial, pod)
         return open_through(dial, pod.context, address, where=where, name=f"{pod.name}-{address}")
 
     def name_node(self, pod: Pod, node: int) -> None:
@@ -271,7 +269,7 @@ class Pods:
         def reach() -> None:
             with (
                 suppress(OSError, ProviderError),
-                closing(self._dial(pod, pod.port)) as sock,
+                closing(self._dial(pod)) as sock,
                 pod.context.wrap_socket(sock),
             ):
                 reached.set()
