@@ -9,15 +9,16 @@ import os
 import shlex
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from skyward.builder.events import Report, note
+from skyward.builder.events import note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
 from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities, open_through
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId, current_user
+from skyward.providers.base import PoolRequest
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login
 from skyward.providers.slurm.queue import (
@@ -77,12 +78,11 @@ class Jobs:
 
     Args:
         login: connection to the cluster.
-        pool: identifier of the pool.
+        request: the pool's request.
         options: options of sbatch for all jobs.
         environment: the environment they run.
         folder: the pool's folder on the shared disk.
-        settings: each job's settings, in addition to its certificate.
-        report: called with progress notes while waiting.
+        controllers: addresses of Slurm's controllers, as `host:port`.
         on_time: called with a claimed job that is about to reach its time limit, and the seconds left.
         ended: set when the pool has ended, which ends all waiting.
     """
@@ -90,17 +90,18 @@ class Jobs:
     def __init__(
         self,
         login: Login,
-        pool: str,
+        request: PoolRequest,
         options: Mapping[str, str | None],
         environment: Environment,
         folder: str,
-        settings: Mapping[str, object],
-        report: Report,
+        controllers: Sequence[str],
         on_time: Callable[[Job, float], None],
         ended: threading.Event,
     ) -> None:
-        self._login, self._pool, self._options, self._environment = login, pool, options, environment
-        self.folder, self._settings, self._report = folder, dict(settings), report
+        self._login, self._pool, self._options, self._environment = login, request.pool_id, options, environment
+        self.folder, self._report = folder, request.report
+        env = dict(environment.env)
+        self._settings = {"pool": self._pool, "lease_s": request.lease_s, "controllers": controllers, "env": env}
         self._on_time, self._ended = on_time, ended
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the attributes below

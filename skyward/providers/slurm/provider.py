@@ -252,26 +252,12 @@ class SlurmAllocation(Allocation):
             "mem": None if request.memory_gb is None else f"{int(request.memory_gb * 1024)}M",
             "gres": gres_for(request.accelerator, offered) if request.accelerator else None,
         }
-        settings = {
-            "pool": request.pool_id,
-            "lease_s": request.lease_s,
-            "controllers": self._cluster.controllers,
-            "env": dict(environment.env),
-        }
         with self._lock:
             self.check_open()
             self._reaper = Reaper(provider, request.pool_id)
-            self._jobs = jobs = Jobs(
-                login,
-                request.pool_id,
-                options,
-                environment,
-                folder,
-                settings,
-                request.report,
-                self._on_time,
-                self.ended,
-            )
+            controllers = self._cluster.controllers
+            jobs = Jobs(login, request, options, environment, folder, controllers, self._on_time, self.ended)
+            self._jobs = jobs
             script = _MAKE_FOLDER.format(pools=shlex.quote(pools), pool=request.pool_id, minutes=_FRESH_MIN)
             login.run(f"{script}cat >{shlex.quote(folder)}/{_SESSION}", environment.session.encode())
             jobs.submit(request.nodes)
