@@ -12,7 +12,6 @@ import fcntl
 import os
 import socket
 import struct
-import threading
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from skyward.runtime.ranks import gather
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
 _TRY_S = 10.0  # for a node to answer
 _PAUSE_S = 0.1
+_RANKS = 4096  # that may connect before the framework accepts; the kernel's limit is net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _SIOCGIFNETMASK = 0x891B
 _ADDRESS = slice(20, 24)  # of struct ifreq: 16 bytes of name, then sockaddr_in with family and port before the address
@@ -65,16 +65,17 @@ def rendezvous(
         PluginError: a rank is missing, or cannot reach rank 0: the message names it.
     """
     leading = info.global_worker_index == 0
-    reserved = _Reserved(listen(info.head_addr)) if leading and port is None else None
+    # the kernel completes the connections of the others, who close first: the port is free at once afterwards
+    reserved = listen(info.head_addr) if leading and port is None else None
     try:
-        own = reserved.port if reserved else port
+        own = reserved.getsockname()[1] if reserved else port
         found: int = gather(own, name=f"{name}: port", timeout_s=timeout_s)[0]
         trouble = None if leading else _trouble(info.head_addr, found)
         report = None if trouble is None else f"rank {info.global_worker_index} on node {info.node} ({trouble})"
         failures = [each for each in gather(report, name=f"{name}: reach", timeout_s=timeout_s) if each is not None]
     finally:
         if reserved:
-            reserved.release()
+            reserved.close()
     if failures:
         raise PluginError(
             f"{name}: {', '.join(failures)} cannot reach rank 0 on node 0 at {info.head_addr}, TCP port {found}. "
@@ -90,40 +91,13 @@ def listen(address: str, preferred: int = 0) -> socket.socket:
     If the preferred port is taken, the kernel chooses one.
     """
     try:
-        return socket.create_server((address, preferred))
+        return socket.create_server((address, preferred), backlog=_RANKS)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and preferred:
             return listen(address)
         if error.errno != errno.EADDRNOTAVAIL or not address:  # the head's address is translated on the way here
             raise
         return listen("", preferred)
-
-
-class _Reserved:
-    """A TCP port that is listened on until it is released, so that the others can try to connect."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self.port: int = listener.getsockname()[1]
-        threading.Thread(target=self._accept, name=f"skyward rendezvous {self.port}", daemon=True).start()
-
-    def release(self) -> None:
-        """Close the port."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which closing alone does not
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return  # released
-            with peer:
-                peer.settimeout(_TRY_S)
-                try:
-                    peer.recv(1)  # the peer closes first: the side that does so keeps the port busy for a minute
-                except OSError:
-                    continue
 
 
 def _trouble(address: str, port: int) -> str | None:
