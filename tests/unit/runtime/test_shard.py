@@ -72,32 +72,6 @@ def test_every_type_gives_the_same_rows(length: int, shuffle: bool, drop_last: b
     assert table.index.tolist() == [100 + row for row in expected]
 
 
-@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
-@pytest.mark.parametrize(
-    "data",
-    [
-        [0] * 9,
-        (0,) * 9,
-        np.zeros((9, 2)),
-        pd.Series([0] * 9),
-        pd.DataFrame({"a": [0] * 9}),
-        pd.Index(list("abcdefghi")),
-    ],
-    ids=lambda data: type(data).__name__,
-)
-def test_the_type_is_kept(data: Any, shuffle: bool) -> None:
-    """One argument comes back as its own type."""
-    assert type(shard(data, shuffle=shuffle, **SECOND_OF_FOUR)) is type(data)
-
-
-@pytest.mark.parametrize("drop_last", [False, True], ids=["stride", "block"])
-def test_unshuffled_arrays_are_views(drop_last: bool) -> None:
-    """No copy is made of data that is only cut."""
-    data = np.arange(12).reshape(6, 2)
-    part = shard(data, drop_last=drop_last, node=1, total_nodes=2)
-    assert np.shares_memory(part, data)
-
-
 def test_unequal_lengths_are_refused() -> None:
     """Rows could not be aligned; the message says how long each argument is."""
     with pytest.raises(ConfigError, match="their lengths are 3, 2, 3"):
