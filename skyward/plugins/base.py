@@ -256,13 +256,6 @@ def add_missing(image: Image, *requirements: str) -> Image:
     return image.pip_install(*(entry for entry in requirements if entry not in present))
 
 
-def hook_failed(plugin: str, hook: str, error: BaseException, when: str = "") -> PluginError:
-    """Return an error that names the plugin whose hook failed, with the hook's own error as its cause."""
-    failure = PluginError(f"Plugin {plugin!r}: its {hook} hook failed{when}: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
-
-
 def _not_a_plugin(found: object) -> str:
     if isinstance(found, str):
         return f"is the text {found!r}; write sky.plugins.{found}()."

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from skyward.errors import PluginError
 from skyward.model.instance import RUN_DIR_VAR, InstanceInfo
 from skyward.model.secrets import Secrets
-from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hook_failed
+from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles
 from skyward.runtime.environment import carry
 from skyward.wire.exceptions import Stopping
 
@@ -37,6 +37,22 @@ _STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOO
 _SHOWN_LINES = 20  # of a failed command's output
 _SHOWN_CHARACTERS = 80  # of the command itself
 _DONE = "done"
+
+
+@contextmanager
+def _named(plugin: str, hook: str, when: str = "") -> Iterator[None]:
+    """Name plugin and hook in errors of third-party code, which may be a command's main().
+
+    Raises:
+        PluginError: it failed.
+    """
+    try:
+        yield
+    except Stopping:
+        raise
+    except (Exception, SystemExit) as error:
+        text = f"Plugin {plugin!r}: its {hook} hook failed{when}: {type(error).__name__}: {error}"
+        raise PluginError(text) from error
 
 
 def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
@@ -56,10 +72,8 @@ def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
     from skyward.model.image import Image
 
     assert plugin.transform is not None
-    try:
+    with _named(plugin.name, "transform"):
         after = plugin.transform(image, cluster)
-    except Exception as error:  # third-party code
-        raise hook_failed(plugin.name, "transform", error) from error
     if not isinstance(after, Image):
         raise PluginError(
             f"Plugin {plugin.name!r}: its transform hook must return the changed Image, as in "
@@ -94,11 +108,8 @@ def node_setup(plugins: Sequence[Plugin], cluster: Cluster, *, several_processes
 def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
     if plugin.bootstrap is None:
         return []
-    try:
-        ops = plugin.bootstrap(cluster)
-    except Exception as error:  # third-party code
-        raise hook_failed(plugin.name, "bootstrap", error) from error
-    found = list(_flat(ops))
+    with _named(plugin.name, "bootstrap"):
+        found = list(_flat(plugin.bootstrap(cluster)))
     for op in found:
         if not isinstance(op, str) and not callable(op):
             raise PluginError(
@@ -244,10 +255,8 @@ class Session:
         for plugin in reversed(self._plugins):
             if plugin.decorate is None:
                 continue
-            try:
+            with _named(plugin.name, "decorate"):
                 decorated = plugin.decorate(fn)
-            except (Exception, SystemExit) as error:  # third-party code
-                raise hook_failed(plugin.name, "decorate", error) from error
             if not callable(decorated):
                 raise PluginError(
                     f"Plugin {plugin.name!r}: its decorate hook must return a function; it returned "
@@ -284,27 +293,19 @@ class Hook(NamedTuple):
 
 
 def _enter_one(hook: Hook) -> AbstractContextManager[Any]:
-    try:
+    with _named(hook.plugin, hook.name, " when it was entered"):
         context: object = hook.make()
         if not isinstance(context, AbstractContextManager):
             kind = type(context).__name__
             raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
         context.__enter__()
-    except Stopping:
-        raise
-    except (Exception, SystemExit) as error:  # third-party code, which may be a command's main()
-        raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
     return context
 
 
 def _leave_one(hook: Hook, context: AbstractContextManager[Any]) -> None:
     """Exit a context without an exception, even if one ended the pool, so that it cannot swallow it."""
-    try:
+    with _named(hook.plugin, hook.name, " when it was left"):
         context.__exit__(None, None, None)
-    except (Stopping, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # third-party code
-        raise hook_failed(hook.plugin, hook.name, error, " when it was left") from error
 
 
 def _enter(hooks: Iterable[Hook]) -> ExitStack:
