@@ -10,7 +10,7 @@ import dis
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_
 from types import (
@@ -133,9 +133,8 @@ class Functions:
         generation, watch = self._modules.generation(), Watch(fn)  # first, so that the next call detects later changes
         bundle: CodeBundle = local_modules(fn, self._modules.get)
         digest, data = payload.dumps_function(fn)
-        same = self._by_digest.get(digest)
-        function = _with_files(same, bundle) if same is not None else None
-        if function is None:
+        function = same = self._by_digest.get(digest)
+        if function is None or function.bundle != bundle:
             old = same or (known.function if known is not None else None)
             if old is not None:
                 self._forget(old)
@@ -266,14 +265,3 @@ def global_names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from global_names(constant)
-
-
-def _with_files(function: Function, bundle: CodeBundle) -> Function | None:
-    """Return a known function, extended by new files of the bundle; None if one of its files has changed."""
-    known = dict(function.bundle.files) if function.bundle is not None else {}
-    files = dict(bundle.files)
-    if any(path in known and known[path] != data for path, data in files.items()):
-        return None
-    if files.keys() <= known.keys():
-        return function
-    return replace(function, bundle=CodeBundle.of(known | files))
