@@ -59,11 +59,9 @@ class Function:
     replaces: int = 0
 
     def wishes(self) -> tuple[bytes, ...]:
-        """Return the encoded options sent beside its pickle, if any: environment, `collective`, `replaces`."""
-        asked: dict[str, Any] = {"replaces": self.replaces} if self.replaces else {}
-        if self.env or self.collective:
-            asked |= {"env": dict(self.env), "collective": self.collective}
-        return (encode(asked),) if asked else ()
+        """Return the encoded requirements sent beside its pickle, if any: `env` and `collective`."""
+        wishes = {"env": dict(self.env), "collective": self.collective}
+        return (encode(wishes),) if any(wishes.values()) else ()
 
     def files(self) -> list[tuple[str, bytes]]:
         """Return paths and current contents of the local modules that it needs."""
