@@ -81,7 +81,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 """
 
-_METADATA = threading.Lock()  # two instances on one host boot and end at any time
+_ONE_AT_A_TIME = threading.Lock()  # two instances on one host boot and end at any time
 
 
 @dataclass
@@ -167,10 +167,11 @@ class Instance:
 
     def _add_user(self, user: Mapping[str, Any]) -> None:
         name, home = user["name"], f"/home/{user['name']}"
-        exists = self.host.run("id", "-u", name, check=False).strip()
-        if not exists:
-            groups = ",".join(user["groups"])
-            self.host.run("useradd", "-m", "-d", home, "-s", user["shell"], "-G", groups, "-p", "*", name)
+        with _ONE_AT_A_TIME:
+            exists = self.host.run("id", "-u", name, check=False).strip()
+            if not exists:
+                groups = ",".join(user["groups"])
+                self.host.run("useradd", "-m", "-d", home, "-s", user["shell"], "-G", groups, "-p", "*", name)
         self.host.run("install", "-d", "-o", name, "-m", "700", f"{home}/.ssh")
         keys = "\n".join(user["ssh_authorized_keys"])
         add = 'printf "%s\\n" "$1" >>"$2" && chown "$3" "$2"'  # one host may be several instances
@@ -203,7 +204,7 @@ class Instance:
 
     def _serve_metadata(self) -> None:
         """Serve metadata from a network namespace of its own, since at EC2 the service is not on the machine."""
-        with _METADATA:
+        with _ONE_AT_A_TIME:
             if "skyimds" not in self.host.run("ip", "-br", "link"):  # otherwise another instance on this host has it
                 self._start_metadata()
 
@@ -247,7 +248,7 @@ class Instance:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if self._serves_metadata:  # the kernel removes the link of a dead namespace some time later
-            with _METADATA:
+            with _ONE_AT_A_TIME:
                 run("ip", "link", "del", "skyimds", check=False)
         each = 'for one in $(pgrep -P "$pid"); do pkill -KILL -P "$one"; kill -9 "$one"; done'
         stop = f'pid=$(cat "$1/sshd.pid") && {{ {each}; kill -9 "$pid"; }}'
