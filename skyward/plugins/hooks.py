@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from skyward.errors import PluginError
 from skyward.model.instance import RUN_DIR_VAR, InstanceInfo
@@ -274,41 +274,35 @@ class Session:
         self._entered.close()
 
 
-def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool) -> Iterator[Hook]:
+def _worker_hooks(
+    plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool
+) -> Iterator[AbstractContextManager[None]]:
     for plugin in plugins:
         if plugin.around_app is not None:
-            yield Hook(plugin.name, "around_app", partial(plugin.around_app, place))
+            yield _hook(plugin.name, "around_app", partial(plugin.around_app, place))
     if several_processes:
         for plugin in plugins:
             if plugin.around_process is not None:
-                yield Hook(plugin.name, "around_process", partial(plugin.around_process, place))
+                yield _hook(plugin.name, "around_process", partial(plugin.around_process, place))
 
 
-class Hook(NamedTuple):
-    """A hook that returns a context manager, with its description for errors."""
-
-    plugin: str
-    name: str
-    make: Callable[[], AbstractContextManager[Any]]
-
-
-def _enter_one(hook: Hook) -> AbstractContextManager[Any]:
-    with _named(hook.plugin, hook.name, " when it was entered"):
-        context: object = hook.make()
+@contextmanager
+def _hook(plugin: str, name: str, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter the context of a hook; exit it without an exception, even if one ended the pool: it cannot swallow it."""
+    with _named(plugin, name, " when it was entered"):
+        context: object = make()
         if not isinstance(context, AbstractContextManager):
             kind = type(context).__name__
             raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
         context.__enter__()
-    return context
+    try:
+        yield
+    finally:
+        with _named(plugin, name, " when it was left"):
+            context.__exit__(None, None, None)
 
 
-def _leave_one(hook: Hook, context: AbstractContextManager[Any]) -> None:
-    """Exit a context without an exception, even if one ended the pool, so that it cannot swallow it."""
-    with _named(hook.plugin, hook.name, " when it was left"):
-        context.__exit__(None, None, None)
-
-
-def _enter(hooks: Iterable[Hook]) -> ExitStack:
+def _enter(hooks: Iterable[AbstractContextManager[None]]) -> ExitStack:
     """Enter the hooks in order; return what exits them in reverse, each exactly once even if others fail.
 
     Raises:
@@ -317,7 +311,7 @@ def _enter(hooks: Iterable[Hook]) -> ExitStack:
     entered = ExitStack()
     try:
         for hook in hooks:
-            entered.callback(_leave_one, hook, _enter_one(hook))
+            entered.enter_context(hook)
     except BaseException as error:
         try:
             entered.close()
@@ -335,7 +329,7 @@ def around_client(plugins: Sequence[Plugin], pool: object, cluster: Cluster) -> 
         PluginError: one failed; those entered have been exited.
     """
     entered = _enter(
-        Hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))
+        _hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))
         for plugin in plugins
         if plugin.around_client is not None
     )
