@@ -351,36 +351,24 @@ def described(api: ClusterApi) -> Iterator[Resource]:
     Raises:
         ProviderError: the API server refuses or does not answer.
     """
-    living = set()
-    for pod in api.listed("pod", POOL):
-        about, status = pod["metadata"], pod["status"]
-        living.add(about["labels"][POOL])
-        yield _resource(
-            pod,
+    pods = api.listed("pod", POOL)
+    living = {pod["metadata"]["labels"][POOL] for pod in pods}
+    secrets = [each for each in api.listed("secret", POOL) if each["metadata"]["labels"][POOL] not in living]
+    for document in (*pods, *secrets):
+        about, spec = document["metadata"], document.get("spec", {})
+        notes = about.get("annotations") or {}
+        phase = document.get("status", {}).get("phase", "secret")
+        yield Resource(
+            pool=about["labels"][POOL],
             node=int(about["labels"].get(NODE, "-1")),
-            state="ending" if about.get("deletionTimestamp") else str(status.get("phase", "new")).lower(),
-            image=str(pod["spec"]["containers"][0]["image"]),
-            host=str(pod["spec"].get("nodeName", "")),
+            name=about["name"],
+            state="ending" if about.get("deletionTimestamp") else str(phase).lower(),
+            owner=notes.get(OWNER, ""),
+            user=notes.get(USER, ""),
+            image=str(spec["containers"][0]["image"]) if spec else "",
+            id=about["uid"],
+            host=str(spec.get("nodeName", "")),
         )
-    for secret in api.listed("secret", POOL):
-        if secret["metadata"]["labels"][POOL] not in living:
-            yield _resource(secret, node=-1, state="secret", image="", host="")
-
-
-def _resource(document: Document, *, node: int, state: str, image: str, host: str) -> Resource:
-    about = document["metadata"]
-    notes = about.get("annotations") or {}
-    return Resource(
-        pool=about["labels"][POOL],
-        node=node,
-        name=about["name"],
-        state=state,
-        owner=notes.get(OWNER, ""),
-        user=notes.get(USER, ""),
-        image=image,
-        id=about["uid"],
-        host=host,
-    )
 
 
 def _last_change(document: Document) -> float | None:
