@@ -190,6 +190,7 @@ class CallRunner:
                 with Counting(tasks, quiet=self.printer.is_quiet) as counting:
                     while not latch.wait(counting.wait_s):
                         counting.look(latch.ended)
+                    counting.ended, counting.failed = latch.ended, int(latch.first_failed is not None)
             self.printer.drain()
             if latch.first_failed is not None:
                 latch.first_failed.value()
@@ -218,21 +219,20 @@ class CallRunner:
 
     def _yield_results(self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool) -> Iterator[Any]:
         left = dict.fromkeys(tasks)  # tasks whose results have not been yielded
-        counting = Counting(tasks, quiet=self.printer.is_quiet)
         try:
-            for task in tasks:
-                if ordered:
-                    while not task.done:
-                        counting.take(arrived)
-                else:
-                    task = counting.take(arrived)
-                self.printer.drain()
-                del left[task]
-                yield task.value()
+            with Counting(tasks, quiet=self.printer.is_quiet) as counting:
+                for task in tasks:
+                    if ordered:
+                        while not task.done:
+                            counting.take(arrived)
+                    else:
+                        task = counting.take(arrived)
+                    self.printer.drain()
+                    del left[task]
+                    yield task.value()
         except KeyboardInterrupt as interrupt:
             raise shortened(interrupt)  # noqa: B904 - it is the error itself
         finally:
-            counting.close(finished=not left)
             self._cancel(left)
 
 

@@ -102,6 +102,9 @@ class Counting:
         tasks: the calls.
         quiet: show nothing.
         total: number of calls, if a task may stand for several; None if each is one call.
+
+    Attributes:
+        ended, failed: numbers of calls, for the last line.
     """
 
     def __init__(self, tasks: Sequence[Task], *, quiet: bool, total: int | None = None) -> None:
@@ -115,21 +118,19 @@ class Counting:
         self._due = self._began + FIRST_S
         self._told = -1
         self._rows: Any = None  # display of its row, while there is one
-        self._arrived = 0
+        self._arrived = self.ended = self.failed = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
-        self.close(finished=kind is None)
-
-    def close(self, *, finished: bool) -> None:
-        """End the display; `finished` says that all calls have succeeded."""
+        taken = seconds(time.monotonic() - self._began)
         if self._rows is not None:
             self._rows.set(self, "")
-        elif self._told >= 0 and finished:
-            taken_s = time.monotonic() - self._began
-            _print(f"{self._name}: all {self._total} calls in {seconds(taken_s)}")
+        elif self._told >= 0 and self.failed:
+            _print(f"{self._name}: {self.ended} of {self._total} calls, {self.failed} failed, in {taken}")
+        elif self._told >= 0 and kind is None:
+            _print(f"{self._name}: all {self._total} calls in {taken}")
 
     @property
     def wait_s(self) -> float:
@@ -150,10 +151,13 @@ class Counting:
             except Empty:
                 continue  # time to look again
             self._arrived += 1
+            self.ended += 1
+            self.failed += task.failed
             return task
 
     def look(self, done: int) -> None:
         """Show how many calls have ended, if an update is due."""
+        self.ended = done
         now = time.monotonic()
         if self._quiet or now < self._due:
             return

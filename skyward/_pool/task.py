@@ -321,7 +321,8 @@ class RemoteStream(Iterator[T], Generic[T]):
             raise item
         if item.kind == Kind.ERROR:
             raise self._read_error(item)
-        raise StopIteration
+        body = memoryview(item.head)[RESULT_HEAD.size :]
+        raise StopIteration(self._read(body, item.buffers, "What the generator returned") if body else None)
 
     def _next(self) -> Frame | BaseException:
         while True:

@@ -10,7 +10,6 @@ import types
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 from skyward.errors import PluginError
@@ -28,10 +27,8 @@ from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, RESULT_HEAD, WAN
 
 _BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
 _RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that have to be run to get the result
-_ITEM = "An item of the generator"
 STREAM_WINDOW = 16  # items of a generator that may be sent before the client has taken one
 Send = Callable[[Frame], None]
-Dumps = Callable[[Any], tuple[bytes, list[memoryview]]]
 
 
 class Session(Protocol):
@@ -134,8 +131,7 @@ class Calls:
                 if isinstance(value, types.CoroutineType):
                     value = run_coroutine(value)
                 if isinstance(value, types.GeneratorType):
-                    dumps = partial(payload.dumps, what=_ITEM)
-                    return self._stream(frame.id, value, slot, send, dumps)
+                    return self._stream(frame.id, value, slot, send)
                 data, buffers = payload.dumps(value, what="The result")
                 end_child()
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
@@ -163,7 +159,7 @@ class Calls:
                     if isinstance(value, types.CoroutineType):
                         value = run_coroutine(value)
                     elif index == 0:
-                        return self._stream(call, value, slot, send, partial(payload.dumps, what=_ITEM))
+                        return self._stream(call, value, slot, send)
                     else:
                         break  # earlier results are sent first: the item will come again, as the first of its call
                 end_child()
@@ -219,18 +215,21 @@ class Calls:
                 self._functions[number] = known
         return known
 
-    def _stream(
-        self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send, dumps: Dumps
-    ) -> Frame:
-        """Send a generator's items as far as the client's credit allows, and return the frame that ends them."""
+    def _stream(self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send) -> Frame:
+        """Send a generator's items as far as the client's credit allows, and return the frame with what it returns."""
         start = time.perf_counter()
         credit = self._credits[call] = threading.Semaphore(STREAM_WINDOW)
         try:
             with slot.shield():
                 send(Frame(Kind.STREAM, call))
-            for item in items:
+            while True:
+                try:
+                    item = next(items)
+                except StopIteration as end:
+                    returned = end.value
+                    break
                 end_child()
-                data, buffers = dumps(item)
+                data, buffers = payload.dumps(item, what="An item of the generator")
                 with slot.shield():  # an interrupt cannot wake this thread: the interrupter also releases a credit
                     credit.acquire()
                 with slot.shield():
@@ -239,7 +238,8 @@ class Calls:
             del self._credits[call]
             items.close()
         end_child()
-        return Frame(Kind.END, call, RESULT_HEAD.pack(time.perf_counter() - start))
+        data, buffers = payload.dumps(returned, what="What the generator returned")
+        return Frame(Kind.END, call, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
 
 
 def failure(call: int, error: BaseException, start: float) -> Frame:

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     ERROR = 33  # RESULT_HEAD, then dumped exception; of a BATCH, the COUNT of the calls before as buffer
     STREAM = 34  # the call returned a generator; items follow
     ITEM = 35  # pickled item
-    END = 36  # RESULT_HEAD; the generator is exhausted
+    END = 36  # RESULT_HEAD and what the generator returned, pickled
     DROPPED = 37  # the call was returned unstarted
     OUTPUT = 38  # stream byte (1 or 2), then UTF-8 text; id = call, NO_CALL when unknown
     GATHER = 39  # JSON {"name", "round", "timeout_s"}, pickled value in the buffers; id = call, or that of the SETUP

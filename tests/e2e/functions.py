@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ def slow(x: int, seconds: float) -> int:
 
 
 @sky.compute
-def count(n: int) -> Iterator[int]:
+def count(n: int) -> Generator[int, None, str]:
     yield from range(n)
+    return f"{n} items"
 
 
 @sky.compute

@@ -151,6 +151,17 @@ def test_generator(pool: sky.ComputePool) -> None:
     assert list(left) == list(right) == list(range(40))
 
 
+def test_what_a_generator_returns(pool: sky.ComputePool) -> None:
+    """It is the value of `yield from`, as of a local generator."""
+
+    def read() -> Iterator[int]:
+        returned.append((yield from (count(3) >> pool)))
+
+    returned: list[object] = []
+    assert list(read()) == [0, 1, 2]
+    assert returned == ["3 items"]
+
+
 def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
     """A generator is at most a window ahead of who reads it."""
 
