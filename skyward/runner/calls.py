@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
+from skyward.runner import shared_values as shared
 from skyward.runner.process import breaks_device, end_child, forget_replaced_modules, place_modules
 from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment, masking
@@ -69,6 +70,14 @@ class Calls:
         self._functions[frame.id] = bytes(frame.head)
         if asked:
             self._wishes[frame.id] = asked
+
+    def forget(self, frame: Frame) -> None:
+        """Drop a shared value or a function that no call needs at present; the client sends it again if one does."""
+        if frame.head:
+            shared.values.forget(bytes(frame.head))
+        else:
+            self._functions.pop(frame.id, None)
+            self._wishes.pop(frame.id, None)
 
     def keep_code(self, frame: Frame) -> None:
         """Write local modules to disk. If that fails, calls of new functions try again and report the error."""

@@ -151,7 +151,7 @@ class Worker:
             case Kind.SHARED:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:
-                shared.values.forget(bytes(frame.head))
+                self._calls.forget(frame)
             case Kind.LOGGING:
                 process.send_logs(int(decode(frame.head)["level"]), self.log)
             case Kind.SETUP | Kind.PLACE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -93,11 +93,14 @@ def locally(fn: Callable[P, R]) -> Callable[P, R]:
     return local
 
 
-def _steps(body: Generator[Any, Any, Any], context: Context) -> Iterator[Any]:
+def _steps(body: Generator[Any, Any, R], context: Context) -> Generator[Any, None, R]:
     """Iterate over a generator, running only its own code in the context."""
-    end = object()
     try:
-        while (item := context.run(next, body, end)) is not end:
+        while True:
+            try:
+                item = context.run(next, body)
+            except StopIteration as end:
+                return cast(R, end.value)
             yield item
     finally:
         context.run(body.close)

@@ -33,7 +33,7 @@ class Kind(IntEnum):
     STACK = 18  # request the stack of the call with this id; answered by STACKS
     SHARED = 19  # digest and the pickled value
     CHECKPOINTED = 27  # answers a CHECKPOINT: JSON {"request", result} or {"request", "error"}; id = call
-    FORGET = 20  # digest of a shared value that no call needs any more
+    FORGET = 20  # no call needs the shared value with this digest or, without one, the function with this id
     LOGGING = 26  # JSON {"level"}: minimum level of functions' logging; see `runner.process`
 
     # client -> worker, client -> agent

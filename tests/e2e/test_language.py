@@ -152,14 +152,15 @@ def test_generator(pool: sky.ComputePool) -> None:
 
 
 def test_what_a_generator_returns(pool: sky.ComputePool) -> None:
-    """It is the value of `yield from`, as of a local generator."""
+    """It is the value of `yield from`, on a node and in this process."""
 
     def read() -> Iterator[int]:
         returned.append((yield from (count(3) >> pool)))
+        returned.append((yield from count.local(2)))
 
     returned: list[object] = []
-    assert list(read()) == [0, 1, 2]
-    assert returned == ["3 items"]
+    assert list(read()) == [0, 1, 2, 0, 1]
+    assert returned == ["3 items", "2 items"]
 
 
 def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:

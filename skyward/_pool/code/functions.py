@@ -46,7 +46,6 @@ class Function:
 
     Attributes:
         latest: current content of the bundle's files, by path; files that are not in it are as in the bundle.
-        replaces: number of the same function before its dependencies changed; 0 for none.
     """
 
     number: int
@@ -56,7 +55,6 @@ class Function:
     env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
     collective: bool = False  # whether its ranks form one group when it is called on every node
     latest: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    replaces: int = 0
 
     def wishes(self) -> tuple[bytes, ...]:
         """Return the encoded requirements sent beside its pickle, if any: `env` and `collective`."""
@@ -120,9 +118,7 @@ class Functions:
         with self._lock:
             bundle = bundle_modules(modules, self._modules.get)
             _, data = payload.dumps_function(fn)
-            replaces = known.function.number if known is not None else 0
-            latest = self._modules.latest
-            function = Function(next(self._numbers), name, data, bundle, latest=latest, replaces=replaces)
+            function = Function(next(self._numbers), name, data, bundle, latest=self._modules.latest)
             self._of_series[key] = _Snapshot(fn, function, None, generation)
         return function
 
@@ -144,7 +140,6 @@ class Functions:
                 declared_env(fn),
                 is_collective(fn),
                 self._modules.latest,
-                old.number if old is not None else 0,
             )
         self._by_digest[digest] = function
         self._by_object[id(fn)] = _Snapshot(fn, function, watch, generation)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward._pool.background import Callbacks
 from skyward._pool.code.functions import Function
-from skyward._pool.code.shared_arguments import SharedValueIndex
+from skyward._pool.code.shared_arguments import BUDGET, SharedValueIndex
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Task
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from skyward._pool.nodes.node_client import PoolLink
 
 MAX_PREFETCH = 64  # calls a worker holds beyond the running ones, when they are short
+_LOADED = 128 * 1024  # estimated memory in bytes of a loaded function, beside what is as large as its pickle
 _TAIL_LINES = 20
 _TAIL_CHARS = 64 * 1024  # limit per message, since only the last lines are kept for errors
 LOGGER = "skyward.output"
@@ -148,9 +149,17 @@ class WorkerClient:
             self._files.update(files)
             self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), frozenset()))))
         if function.number not in self._functions:
+            self._drop_functions()
             self.connection.enqueue(Frame(Kind.FUNCTION, function.number, function.data, function.wishes()))
-        self._functions.pop(function.replaces, None)
         self._functions[function.number] = function
+
+    def _drop_functions(self) -> None:
+        """Let the worker drop functions without calls if they take much memory, as states of one that changes do."""
+        if sum(len(each.data) + _LOADED for each in self._functions.values()) > BUDGET:
+            needed = {task.function.number for task in self.outstanding.values()}
+            for number in self._functions.keys() - needed:
+                del self._functions[number]
+                self.connection.enqueue(Frame(Kind.FORGET, number))
 
     def flush(self) -> None:
         """Write queued messages without blocking; do nothing if the worker is lost."""
