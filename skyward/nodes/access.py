@@ -226,10 +226,10 @@ class Program:
         if sys.platform == "darwin":  # it has no /proc to find them in
             with suppress(ProcessLookupError):  # it has ended
                 (os.kill if self._in_terminal else os.killpg)(self.process.pid, number)
-            return
-        words = self._access.command(["signal", self._token, str(number)])
-        nothing = subprocess.DEVNULL
-        subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing, check=False, start_new_session=True)
+        else:
+            words = self._access.command(["signal", self._token, str(number)])
+            nothing = subprocess.DEVNULL
+            subprocess.run(words, stdin=nothing, stdout=nothing, stderr=nothing, check=False, start_new_session=True)
 
     def wait(self) -> int:
         """Block until the command has ended; return its status, 128 plus the signal's number if one has ended it.
