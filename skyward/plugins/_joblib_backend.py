@@ -145,7 +145,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
 
 class Flow:
-    """The batches of one call of a `Parallel`, each with a thread that sends it and waits for its results.
+    """The batches of one call of a `Parallel`, each with a thread that sends it in its turn and waits for its results.
 
     joblib's callbacks, which run the user's generator of calls for the next batch, take turns by a lock of joblib's.
 
@@ -159,22 +159,29 @@ class Flow:
         self.parallel, self.call, self._send = parallel, call, send
         self._context = copy_context()  # of the notebook cell that shows the output
         self._sending = threading.Lock()
+        self._turn = threading.Event()  # set when the last submitted batch has been sent
+        self._turn.set()
         self._running: set[Sent] = set()
         self._threads = ThreadPoolExecutor(limit, thread_name_prefix="skyward-joblib")
         self._closed = False
 
     def submit(self, batch: BatchedCalls, callback: Callback | None) -> Sent:
-        outcome = self._threads.submit(self._run, batch)
+        before, self._turn = self._turn, threading.Event()
+        outcome = self._threads.submit(self._run, batch, before, self._turn)
         if callback is not None:
             outcome.add_done_callback(lambda ended: None if self._closed else callback(ended))
         return outcome
 
-    def _run(self, batch: BatchedCalls) -> list[Any]:
-        with self._sending:
-            if self._closed:
-                raise CancelledError
-            sent = self._context.run(self._send, batch)
-            self._running.add(sent)
+    def _run(self, batch: BatchedCalls, before: threading.Event, turn: threading.Event) -> list[Any]:
+        before.wait()
+        try:
+            with self._sending:
+                if self._closed:
+                    raise CancelledError
+                sent = self._context.run(self._send, batch)
+                self._running.add(sent)
+        finally:
+            turn.set()
         try:
             return sent.result()
         finally:

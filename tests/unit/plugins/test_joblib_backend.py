@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -33,6 +34,7 @@ class FakePool:
         self.total_slots = slots
         self.threads = ThreadPoolExecutor(slots)
         self.batches: list[int] = []
+        self.sent: list[tuple[Any, ...]] = []  # arguments of calls
         self.names: set[str] = set()
         self.cancelled = 0
         self.closed = False
@@ -48,6 +50,7 @@ class FakePool:
     def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], *, name: str) -> Future[Any]:
         data, buffers = payload.dumps(args)
         self.batches.append(len(args[0]))
+        self.sent += [arguments for _, arguments, _ in args[0]]
         self.names.add(name)
         future: Future[Any] = self.threads.submit(self._run, fn, data, buffers)
         future.add_done_callback(self._note)
@@ -124,6 +127,18 @@ def third(number: int) -> int:
 def test_effective_n_jobs(slots: int, n_jobs: int | None, expected: int, make: Callable[[int], FakePool]) -> None:
     """Never more than the pool has, and never 1, which would make joblib run the calls in this process."""
     assert SkywardBackend(cast(Any, make(slots))).effective_n_jobs(n_jobs) == expected
+
+
+def test_calls_are_sent_in_their_order(make: Callable[[int], FakePool]) -> None:
+    """The first to be asked for are the first to run, however many wait."""
+    pool, interval = make(8), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads overtake each other wherever they can
+    try:
+        with on(pool):
+            Parallel(batch_size=1, pre_dispatch="all")(delayed(abs)(i) for i in range(500))
+    finally:
+        sys.setswitchinterval(interval)
+    assert pool.sent == [(i,) for i in range(500)]
 
 
 def test_a_closed_pool_is_an_error(make: Callable[[int], FakePool]) -> None:
