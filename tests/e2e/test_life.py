@@ -138,7 +138,7 @@ def test_a_program_that_ends_closes_its_pool(
     assert one.end(within_s=30.0 if len(signals) > 1 else 60.0) == status, one.seen
     assert words in one.seen
     assert text != LEAVES_IN_ORDER or "Traceback" not in one.seen
-    assert "PoolClosedError" not in one.seen
+    assert text == POOL_OF_A_THREAD or "PoolClosedError" not in one.seen  # the thread may print it before the end
     nothing_left(one)
 
 
