@@ -119,9 +119,7 @@ def _connected(pool: OpenPool, _cluster: Cluster) -> Iterator[None]:
     from distributed import Client
 
     identity = dict(pool._settings.secrets)[IDENTITY]
-    # it would report each patch release of Python and tornado; `pool.dask.get_versions()` lists them all
-    warnings.filterwarnings("ignore", message="Mismatched versions found")
-    with _way_to_scheduler(pool) as address, dask.config.set(_defaults(address, identity)):
+    with _way_to_scheduler(pool) as address, dask.config.set(_defaults(address, identity)), _no_word_of_versions():
         client = Client(address, security=security(identity), timeout=_JOIN_S, name="skyward")
         try:
             _wait_for_workers(pool, client)
@@ -143,12 +141,12 @@ def _way_to_scheduler(pool: OpenPool) -> Iterator[str]:
 
     head = pool._head()
     if isinstance(head.host, LocalHost):
-        yield scheduler_address(InstanceInfo.from_json(head.told))
+        yield scheduler_address(InstanceInfo.from_json(head.document))
         return
 
     def dial() -> Any:
         node = pool._head()
-        return node.dial(scheduler_address(InstanceInfo.from_json(node.told)).replace("tls://", "tcp:"))
+        return node.dial(scheduler_address(InstanceInfo.from_json(node.document)).replace("tls://", "tcp:"))
 
     with closing(Forward.on_loopback(dial)) as forward:
         yield f"tls://127.0.0.1:{forward.port}"
@@ -167,6 +165,21 @@ def _defaults(address: str, identity: str) -> dict[str, Any]:
         f"{tls}.client.cert": parts["certificate"],
         f"{tls}.client.key": parts["key"],
     }
+
+
+@contextmanager
+def _no_word_of_versions() -> Iterator[None]:
+    """Mute Dask's warning about different versions: those that affect its protocol are the same.
+
+    It would report each patch release of Python and tornado. `pool.dask.get_versions()` lists them all.
+    """
+    warnings.filterwarnings("ignore", message="Mismatched versions found")
+    added = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if added in warnings.filters:
+            warnings.filters.remove(added)  # type: ignore[attr-defined]  # a list, which typeshed calls a sequence
 
 
 def _wait_for_workers(pool: OpenPool, client: Client) -> None:
