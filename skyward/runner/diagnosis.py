@@ -56,6 +56,8 @@ def describe(thread: int) -> dict[str, Any]:
     innermost = sys._current_frames().get(thread)
     if innermost is None:
         return {}
+    if _has_failed(innermost):
+        return {}  # its exception, with the traceback, is about to be sent
     frames = _frames(innermost)
     if not frames:
         return {}
@@ -67,6 +69,16 @@ def describe(thread: int) -> dict[str, Any]:
         "cpu_s": time.process_time(),
         "switches": _switches(thread),
     }
+
+
+def _has_failed(innermost: FrameType) -> bool:
+    """Return whether the call has failed and the runner is serialising its exception."""
+    frame: FrameType | None = innermost
+    while frame is not None and frame.f_back is not None:
+        if frame.f_code is payload.dump_exception.__code__:
+            return frame.f_back.f_code.co_filename.startswith(_BELOW[0])
+        frame = frame.f_back
+    return False
 
 
 def _frames(innermost: FrameType) -> list[FrameType]:
