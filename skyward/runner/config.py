@@ -11,6 +11,7 @@ from typing import Literal
 
 from skyward.errors import ConfigError
 from skyward.model.instance import ENV_VAR, KEY_FILE, SETTINGS_VAR, InstanceInfo
+from skyward.wire.messages import KEY_BYTES
 
 GPUS_VAR = "CUDA_VISIBLE_DEVICES"
 _JAX_MEMORY = (
@@ -120,4 +121,6 @@ def take_key(run_dir: Path) -> bytes:
         path.unlink()
     except OSError as error:
         raise ConfigError(f"The node's key is not at {path} ({error.strerror}); it is put there by the pool.") from None
+    if len(key) != KEY_BYTES:  # an empty key is one that anybody has
+        raise ConfigError(f"The node's key at {path} has {len(key)} bytes instead of {KEY_BYTES}.")
     return key

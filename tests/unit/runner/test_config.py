@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from skyward.model.instance import InstanceInfo
-from skyward.runner.config import GPUS_VAR, rank_environment
+from skyward.errors import ConfigError
+from skyward.model.instance import KEY_FILE, InstanceInfo
+from skyward.runner.config import GPUS_VAR, rank_environment, take_key
+from skyward.wire.messages import KEY_BYTES
 
 
 def place(ranks: int, gpus: int = 0) -> InstanceInfo:
@@ -69,3 +73,15 @@ def test_what_the_user_says_of_memory_stays(name: str) -> None:
 def test_gpus_are_dealt_out(ranks: int, gpus: int, environment: dict[str, str], expected: list[str | None]) -> None:
     """What the node may see is divided, not what the machine has; nodes without GPUs are left alone."""
     assert shares(ranks, gpus, environment) == expected
+
+
+@pytest.mark.parametrize("count", [0, KEY_BYTES - 1, KEY_BYTES])
+def test_the_key_is_whole(count: int, tmp_path: Path) -> None:
+    """With an empty one, as of a file that was not written to its end, anybody could connect."""
+    (tmp_path / KEY_FILE).write_bytes(b"k" * count)
+    if count == KEY_BYTES:
+        assert take_key(tmp_path) == b"k" * count
+    else:
+        with pytest.raises(ConfigError, match=rf"has {count} bytes instead of {KEY_BYTES}\."):
+            take_key(tmp_path)
+    assert not (tmp_path / KEY_FILE).exists()
