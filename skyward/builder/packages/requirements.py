@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from packaging.dependency_groups import resolve_dependency_groups
-from packaging.requirements import Requirement
 
 from skyward.builder.packages.local import LocalPackage, local_package, located
 from skyward.builder.packages.lock import Request, Rules
@@ -224,15 +223,16 @@ def _optional(document: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     project = document.get("project", {})
     found = {package_name(name): entries for name, entries in project.get("optional-dependencies", {}).items()}
 
-    def expanded(name: str) -> Iterator[str]:
+    def expanded(name: str, seen: frozenset[str]) -> Iterator[str]:
         for entry in found.get(name, ()):
             if requirement_name(entry) == package_name(project.get("name", "")) and "[" in entry:
-                for inner in Requirement(entry).extras:
-                    yield from expanded(package_name(inner))
+                names = map(package_name, map(str.strip, entry.partition("[")[2].partition("]")[0].split(",")))
+                for inner in {*names} - seen:
+                    yield from expanded(inner, seen | {inner})
             else:
                 yield entry
 
-    return {name: list(expanded(name)) for name in found}
+    return {name: list(expanded(name, frozenset({name}))) for name in found}
 
 
 def _name_of(folder: Path) -> str:

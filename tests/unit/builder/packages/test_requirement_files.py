@@ -236,6 +236,8 @@ def test_projects_without_a_lock(tree: Tree) -> None:
     image = resolve_files(Image(groups=["base_tools"]), root).image
     assert image.groups == ()
     assert dict(image.origins) == {"pip:tqdm": "your groups=['base-tools']"}
+    tree({"pyproject.toml": PROJECT.replace('"torch>=2"', '"torch>=2", "my-lib[all]"')})
+    assert requirement_lines(Image(groups=["all"]), root) == ("torch>=2", "tqdm")
     tree({"pyproject.toml": SOURCED})
     image = Image(groups=["dev"], pip_indexes=[PipIndex("https://a.example", ["torch"])])
     assert requirement_lines(image, root) == ("torch",)
