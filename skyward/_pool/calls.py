@@ -203,6 +203,8 @@ class CallRunner:
         """Run a call on all ranks, which fail together; retry it if a rank is lost and the function allows retries."""
         for retries_left in range(call.retries, -1, -1):
             tasks = self._parts(call)
+            for task in tasks:
+                task.retried = call.retries - retries_left
             error = CollectiveCall(tasks, self.ranks, self._gather(), self.dispatcher, self.group).run()
             self.printer.drain()
             if error is None:

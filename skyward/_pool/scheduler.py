@@ -90,7 +90,7 @@ class Scheduler:
             elif fate is Fate.WAITED:
                 again.append(task)
             elif task.retries > 0:
-                task.retries -= 1
+                task.retries, task.retried = task.retries - 1, task.retried + 1
                 again.append(task)
             else:
                 failed.append((task, lost(task, fate)))

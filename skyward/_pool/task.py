@@ -41,6 +41,7 @@ class Task:
     """A call and its state. Changed only under the dispatcher's lock.
 
     Attributes:
+        retries, retried: how often it may run again when its worker is lost, and how often it has.
         pin: rank of the only worker that may run it; None for any.
         place, rank: the worker it was last sent to.
         sent_at: monotonic time at which it was sent; 0.0 while it is queued.
@@ -60,6 +61,7 @@ class Task:
     buffers: Sequence[Buffer]
     timeout: float | None
     retries: int
+    retried: int = 0
     pin: int | None = None
     place: str = ""
     rank: int = -1

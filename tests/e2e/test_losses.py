@@ -140,8 +140,10 @@ def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
 
     try:
         assert sky.compute(retries=2)(fragile)(marks[0]) >> victim == 1
-        with pytest.raises(WorkerLostError):
+        with pytest.raises(WorkerLostError, match=r"@sky.compute\(retries=1\) runs such calls again"):
             sky.compute(fragile)(marks[1]) >> victim
+        with pytest.raises(WorkerLostError, match=r"It had run again already \(retries=2\)"):
+            sky.compute(retries=2)(die.fn)("SIGKILL") >> victim
     finally:
         for mark in marks:  # of nodes that are processes of this machine
             (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
@@ -182,7 +184,7 @@ def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool
         os.kill(os.getpid(), signal.SIGKILL)
 
     seen = []
-    with pytest.raises(WorkerLostError, match=r"numbers\(\)"):
+    with pytest.raises(WorkerLostError, match=r"numbers\(\) ran there.* A generator is not run again"):
         for number in numbers() >> victim:
             seen.append(number)  # noqa: PERF402 - what came before the error counts
     assert seen == list(range(5))
@@ -223,7 +225,7 @@ def test_a_node_that_is_gone(
     assert containers(pool.id) == []
 
 
-def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers) -> None:
+def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers, printed: Printed) -> None:
     """The running call fails with the loss, the waiting one runs on the node that takes its place."""
     with new_pool() as pool:
         pids = worker_pids(pool, 0, containers)
@@ -234,6 +236,7 @@ def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers) 
         assert time.monotonic() - killed < SEEN_S
         assert isinstance(error, WorkerLostError)
         assert waiting.result(60)[0] == 0
+    assert "Starting a replacement; calls that ran there run again only if they have retries=." in printed.read().err
     assert containers(pool.id) == []
 
 

@@ -30,6 +30,7 @@ from skyward.system.futures import ThreadPoolExecutor, wait
 
 T = TypeVar("T")
 DRAIN_GRACE_S = 10.0  # for the plugins of a drained node to exit
+_STARTING = "Starting a replacement; calls that ran there run again only if they have retries=."
 _AT_ONCE = 16  # nodes started, or ended, concurrently
 _LOOK_S = 0.1
 _SIGNALS_S = 0.2  # interval of checks for signals in a waiting thread
@@ -145,7 +146,7 @@ class NodeManager:
         for node in early:
             self._record.event("node_ready", node=node.index, host=node.host.name)
             if node.gone is not None:
-                self._replace(node, f"{node.gone.text.rstrip('.')}. Starting a replacement.")
+                self._replace(node, f"{node.gone.text.rstrip('.')}. {_STARTING}")
 
     # starting a node for an index ------------------------------------------------------------------------------
 
@@ -349,7 +350,7 @@ class NodeManager:
             if slot.node is not node or slot.is_starting or self._table.closed.is_set():
                 return  # the thread that starts it detects the loss
             slot.start_again()
-        self._replace(node, f"{node.gone.text.rstrip('.')}. Starting a replacement.")
+        self._replace(node, f"{node.gone.text.rstrip('.')}. {_STARTING}")
 
     def preempted(self, notice: PreemptionNotice) -> None:
         """Drain the node of a host that is about to be removed, and request another one immediately."""
@@ -362,7 +363,7 @@ class NodeManager:
             slot.start_again()
             self._table.draining.append(node)
         threading.Thread(target=self._drain, args=(node, until), name="skyward-drain", daemon=True).start()
-        self._replace(node, f"{notice.text}: it gets no new calls, and is being replaced")
+        self._replace(node, f"{notice.text}: it gets no new calls. {_STARTING}")
 
     def _drain(self, node: NodeClient, until: float) -> None:
         """Wait until `until` at most for a node's calls to finish, then end it (in a separate thread)."""

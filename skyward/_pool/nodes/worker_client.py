@@ -48,11 +48,6 @@ class Fate(Enum):
 
 
 _DOING = {Fate.WAITED: "waited there", Fate.RAN: "ran there", Fate.MAY_HAVE_RUN: "had been sent there"}
-_ADVICE = {
-    Fate.WAITED: "",
-    Fate.RAN: " @sky.compute(retries=1) runs such calls again.",
-    Fate.MAY_HAVE_RUN: " {name}() may have run; it was not retried. Allow retries with @sky.compute(retries=1).",
-}
 LostError = Callable[[Task, Fate], SkywardError]  # creates the error of a call that is lost with its worker
 
 
@@ -197,9 +192,7 @@ class WorkerClient:
         """Return a function that creates the errors of calls lost with it; see `lost`."""
 
         def lost(task: Task, fate: Fate) -> WorkerLostError:
-            name = task.function.name
-            advice = "" if task.retries else _ADVICE[fate].format(name=name)
-            return self.lost(report, gone, f"{name}() {_DOING[fate]}", advice)
+            return self.lost(report, gone, f"{task.function.name}() {_DOING[fate]}", _advice(task, fate))
 
         return lost
 
@@ -240,6 +233,19 @@ class WorkerClient:
             oom=bool(facts.get("oom")),
             log="\n".join(lines),
         )
+
+
+def _advice(task: Task, fate: Fate) -> str:
+    """Return the sentence about running a lost call again."""
+    if fate is Fate.WAITED or (task.retries and task.stream is None):
+        return ""
+    if task.stream is not None:
+        return " A generator is not run again, since its reader may have taken items."
+    if task.retried:
+        return f" It had run again already (retries={task.retried})."
+    if fate is Fate.RAN:
+        return " @sky.compute(retries=1) runs such calls again."
+    return f" {task.function.name}() may have run; it was not retried. Allow retries with @sky.compute(retries=1)."
 
 
 def _ended(facts: Mapping[str, Any]) -> str:
