@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,7 +47,8 @@ def torch(
     """PyTorch, and its distributed process group on pools of several ranks.
 
     The packages come from PyTorch's own index, with CUDA if the pool's accelerator has it, else for CPUs. numpy is
-    added as well. The group is created once per worker, when the pool starts, and exists in every call.
+    added as well; for torch before 2.3, which cannot read the arrays of numpy 2, it is numpy 1. The group is created
+    once per worker, when the pool starts, and exists in every call.
 
     Args:
         backend: of the group; None for nccl if each rank has a GPU for itself, else gloo.
@@ -91,10 +92,28 @@ def _add(packages: Mapping[str, str], cuda: str, image: Image, cluster: Cluster)
     scoped = [package for package in packages if package not in elsewhere]
     # torch does not require numpy, but warns in each process that imports it without:
     # https://github.com/pytorch/pytorch/issues/115638
-    image = add_missing(image.pip_install(*packages.values()), "numpy")
+    image = image.pip_install(*packages.values())
+    image = image.pip_install("numpy<2") if _is_before("2.3", image) else add_missing(image, "numpy")
     if scoped:
         image = image.with_index(f"{INDEX}/{build}", *scoped)
     return with_trainer(image)
+
+
+def _is_before(limit: str, image: Image) -> bool:
+    """Return whether an image requires torch so that no release from this version on will do."""
+    from packaging.requirements import InvalidRequirement, Requirement  # nodes import this module without it
+    from packaging.version import Version
+
+    from skyward.model.image import requirement_name
+
+    for entry in image.pip:
+        with suppress(InvalidRequirement):  # a local wheel
+            allowed = Requirement(entry).specifier
+            bounds = [Version(limit), *(Version(each.version.removesuffix(".*")) for each in allowed)]
+            tried = [text for each in bounds for text in (f"{each}", f"{each.base_version}.1") if each >= bounds[0]]
+            if requirement_name(entry) == "torch" and not any(allowed.filter(tried, prereleases=True)):
+                return True
+    return False
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _torch, transform_all
 from skyward.plugins._torch import process_group, suitable
+from skyward.plugins.base import versioned
 
 CPU = "https://download.pytorch.org/whl/cpu"
 
@@ -39,11 +40,12 @@ def test_cpu_pools_get_the_cpu_build() -> None:
         ("latest", "torch"),
         ("2.3.0", "torch==2.3.0"),
         ("2.13.0+cpu", "torch==2.13.0+cpu"),
+        ("2.7.0rc1", "torch==2.7.0rc1"),
         ("==2.3.*", "torch==2.3.*"),
         (">=2.3", "torch>=2.3"),
         (">2.3", "torch>2.3"),
         ("<=2.3", "torch<=2.3"),
-        ("<2.3", "torch<2.3"),
+        (">2.5,<2.6", "torch<2.6,>2.5"),
         ("~=2.3", "torch~=2.3"),
         ("!=2.3.1", "torch!=2.3.1"),
         ("===2.3.1", "torch===2.3.1"),
@@ -53,6 +55,19 @@ def test_cpu_pools_get_the_cpu_build() -> None:
 def test_versions(version: str, requirement: str) -> None:
     """A bare version pins, a specifier passes through, with every operator there is."""
     assert image(sky.plugins.torch(version=version)).pip == ("numpy", requirement)
+
+
+@pytest.mark.parametrize(
+    "version", ["2.2.2", "2.2.2+cpu", "<2.3", "~=2.1.0", "==2.2.*", "===1.13.1", ">=2,<2.3", ">=2,!=2.1,<=2.2.2"]
+)
+def test_torch_before_2_3_gets_numpy_1(version: str) -> None:
+    """It was built for that, and cannot read arrays of numpy 2; also if the image names the version, or numpy."""
+    assert "numpy<2" in image(sky.plugins.torch(version=version)).pip
+    named = image(
+        sky.plugins.torch(),
+        before=Image(pip=["numpy", versioned("torch", version, where=""), "./mine-1.0-py3-none-any.whl"]),
+    )
+    assert {"numpy", "numpy<2"} <= {*named.pip}
 
 
 def test_what_is_there_stays() -> None:
