@@ -137,7 +137,7 @@ class PendingCompute(Generic[R_co]):
     def __and__(self, other: Group[*Ts]) -> Group[R_co, *Ts]: ...
     def __and__(self, other: Any) -> Any:
         """Return a group of calls to run concurrently: `(p & q) >> pool`."""
-        return Group((self, *_operands(other)))
+        return Group((self,)) & other
 
     if not TYPE_CHECKING:  # hidden from type checkers, which therefore reject these operators
 
@@ -180,9 +180,15 @@ _refuse_gt = _refuse(">", "To run the calls in the background write `[call > poo
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Group(Generic[*Ts]):
-    """Calls to run concurrently; `group >> pool` is the tuple of their results, in the order of the calls."""
+    """Calls to run concurrently; `group >> pool` is the tuple of their results, in the order of the calls.
+
+    Attributes:
+        calls: the calls.
+        return_exceptions: whether the exceptions of calls are returned in place of their results.
+    """
 
     calls: tuple[PendingCompute[Any], ...]
+    return_exceptions: bool = False
 
     def with_timeout(self, seconds: float | None) -> Self:
         """Return the same group with another time limit for each call in seconds; None for no limit."""
@@ -190,9 +196,9 @@ class Group(Generic[*Ts]):
 
     def __rshift__(self, target: Destination) -> tuple[*Ts]:
         """Run all calls concurrently on the pool's nodes and return their results; raise the first error."""
-        pool = _resolve(target, self, ">>")
+        send = functools.partial(_resolve(target, self, ">>")._run_parallel, return_exceptions=self.return_exceptions)
         __tracebackhide__ = True
-        results: Any = _sent(pool._run_parallel, self.calls) if self.calls else ()
+        results: Any = _sent(send, self.calls) if self.calls else ()
         return results  # type: ignore[no-any-return]
 
     @overload
@@ -201,7 +207,8 @@ class Group(Generic[*Ts]):
     def __and__(self, other: Group[*tuple[Any, ...]]) -> Group[*tuple[Any, ...]]: ...
     def __and__(self, other: Any) -> Any:
         """Return the group with further calls added."""
-        return Group((*self.calls, *_operands(other)))
+        returned = isinstance(other, Group) and other.return_exceptions
+        return Group((*self.calls, *_operands(other)), self.return_exceptions or returned)
 
     if not TYPE_CHECKING:  # see PendingCompute
         __rand__ = PendingCompute.__rand__
@@ -218,10 +225,12 @@ class Stream(Generic[R_co]):
     Attributes:
         calls: the calls.
         ordered: whether results are in the order of the calls, or in order of arrival.
+        return_exceptions: whether exceptions are yielded in place of results.
     """
 
     calls: tuple[PendingCompute[R_co], ...]
     ordered: bool = True
+    return_exceptions: bool = False
 
     def with_timeout(self, seconds: float | None) -> Self:
         """Return the same calls with another time limit for each in seconds; None for no limit."""
@@ -230,7 +239,9 @@ class Stream(Generic[R_co]):
     def __rshift__(self, target: Destination) -> Iterator[R_co]:
         """Run all calls concurrently; return an iterator over the results, which raises in place of a failed call's."""
         pool = _resolve(target, self, ">>")
-        return pool._run_stream(self.calls, ordered=self.ordered) if self.calls else iter(())
+        if not self.calls:
+            return iter(())
+        return pool._run_stream(self.calls, ordered=self.ordered, return_exceptions=self.return_exceptions)
 
     if not TYPE_CHECKING:  # see PendingCompute
         __matmul__, __gt__ = _refuse_matmul, _refuse_gt
@@ -394,14 +405,24 @@ def gather(
 def gather(*calls: PendingCompute[R], stream: Literal[False] = ..., ordered: bool = ...) -> Group[*tuple[R, ...]]: ...
 @overload
 def gather(*calls: PendingCompute[R], stream: Literal[True], ordered: bool = ...) -> Stream[R]: ...
+@overload
+def gather(
+    *calls: PendingCompute[R], stream: Literal[False] = ..., ordered: bool = ..., return_exceptions: bool
+) -> Group[*tuple[R | Exception, ...]]: ...
+@overload
+def gather(
+    *calls: PendingCompute[R], stream: Literal[True], ordered: bool = ..., return_exceptions: bool
+) -> Stream[R | Exception]: ...
 # fmt: on
-def gather(*calls: Any, stream: bool = False, ordered: bool = True) -> Any:
+def gather(*calls: Any, stream: bool = False, ordered: bool = True, return_exceptions: bool = False) -> Any:
     """Group calls to run concurrently; `gather(p, q) >> pool` is the same as `(p & q) >> pool`.
 
     Args:
         calls: the calls; there may be none.
         stream: return an iterator over the results as they arrive, instead of a tuple.
         ordered: if streaming, yield results in the order of the calls; otherwise in order of arrival.
+        return_exceptions: return the exceptions of calls in place of their results, so that all calls run. Otherwise
+            the first is raised, and the other calls are stopped.
 
     Raises:
         TypeError: an argument is not a call.
@@ -412,7 +433,7 @@ def gather(*calls: Any, stream: bool = False, ordered: bool = True) -> Any:
             remedy = "unpack it: gather(*calls)" if several else "write gather(f(1), f(2))"
             text = f"gather() takes calls of compute functions; argument {position} is {_found(call)}: {remedy}."
             raise TypeError(text)
-    return Stream(calls, ordered) if stream else Group(calls)
+    return Stream(calls, ordered, return_exceptions) if stream else Group(calls, return_exceptions)
 
 
 def _sent(send: Callable[[S], R], calls: S) -> R:

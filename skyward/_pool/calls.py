@@ -83,15 +83,21 @@ class CallRunner:
         (task,) = self._tasks([call])
         return self._in_background(task)
 
-    def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
-        return tuple(self._run_all(self._tasks(calls), counted=True))
+    def run_parallel(self, calls: Iterable[Call[Any]], *, return_exceptions: bool) -> tuple[Any, ...]:
+        return tuple(self._run_all(self._tasks(calls), counted=True, return_exceptions=return_exceptions))
 
-    def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool) -> Iterator[Any]:
+    def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool, return_exceptions: bool) -> Iterator[Any]:
         tasks, arrived = self._tasks(calls), SimpleQueue[Task]()
         self._submit(tasks, arrived)
-        return self._yield_results(tasks, arrived, ordered)
+        return self._yield_results(tasks, arrived, ordered, Task.outcome if return_exceptions else Task.value)
 
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], journal: JournaledMap | None = None) -> list[Any]:
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        journal: JournaledMap | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         check_map(fn, iterables)
         plain: Callable[..., Any] = getattr(fn, "fn", fn)
@@ -117,13 +123,15 @@ class CallRunner:
             *(self.printer.drain, self.printer.is_quiet),
         )
         if journal is not None:
-            return journal.run(plain, known if several else [(item,) for item in known], sending)
-        # The calls of a batch have one argument, no time limit and no retries.
+            calls = known if several else [(item,) for item in known]
+            return journal.run(plain, calls, sending, return_exceptions=return_exceptions)
+        # The calls of a batch have one argument, no time limit and no retries, and end at the first error.
         limited = timeout is not None or self.default_timeout_s is not None
-        alone = several or limited or retries
+        alone = several or limited or retries or return_exceptions
         if not alone and pays(plain, len(known), slots := self.dispatcher.slots):
             return BatchedMap(known, slots, sending).run()
-        return self._run_all(list(map(single, range(len(known)))), counted=True)
+        tasks = list(map(single, range(len(known))))
+        return self._run_all(tasks, counted=True, return_exceptions=return_exceptions)
 
     def _batch(
         self, fn: Callable[..., Any], function_of: Callable[[Callable[..., Any]], Function], items: bytes
@@ -175,10 +183,10 @@ class CallRunner:
             self.dispatcher.submit([task])
         return future
 
-    def _run_all(self, tasks: list[Task], *, counted: bool = False) -> list[Any]:
-        """Run tasks to completion, showing a counter if asked; on the first error or Ctrl-C, stop the rest."""
+    def _run_all(self, tasks: list[Task], *, counted: bool = False, return_exceptions: bool = False) -> list[Any]:
+        """Run tasks to completion, showing a counter if asked; on Ctrl-C, or an error to raise, stop the rest."""
         __tracebackhide__ = True
-        latch = Latch(len(tasks))
+        latch = Latch(len(tasks), until_failure=not return_exceptions)
         for task in tasks:
             task.on_done(latch)
         try:
@@ -189,9 +197,11 @@ class CallRunner:
             else:
                 with Counting(tasks, quiet=self.printer.is_quiet) as counting:
                     while not latch.wait(counting.wait_s):
-                        counting.look(latch.ended)
-                    counting.ended, counting.failed = latch.ended, int(latch.first_failed is not None)
+                        counting.look(latch.ended, latch.failed)
+                    counting.ended, counting.failed = latch.ended, latch.failed
             self.printer.drain()
+            if return_exceptions:
+                return [task.outcome() for task in tasks]
             if latch.first_failed is not None:
                 latch.first_failed.value()
             return [task.value() for task in tasks]
@@ -219,7 +229,9 @@ class CallRunner:
                 if not task.done or task.stream is not None:
                     self.dispatcher.cancel(task)
 
-    def _yield_results(self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool) -> Iterator[Any]:
+    def _yield_results(
+        self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool, outcome: Callable[[Task], Any]
+    ) -> Iterator[Any]:
         left = dict.fromkeys(tasks)  # tasks whose results have not been yielded
         try:
             with Counting(tasks, quiet=self.printer.is_quiet) as counting:
@@ -231,7 +243,7 @@ class CallRunner:
                         task = counting.take(arrived)
                     self.printer.drain()
                     del left[task]
-                    yield task.value()
+                    yield outcome(task)
         except KeyboardInterrupt as interrupt:
             raise shortened(interrupt)  # noqa: B904 - it is the error itself
         finally:
@@ -389,10 +401,12 @@ def _tell_unread(task: Task, tell: Callable[[str], object]) -> None:
 
 
 class Latch:
-    """Waits until `count` tasks have ended or one of them has failed."""
+    """Waits until `count` tasks have ended, or, `until_failure`, one of them has failed."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, until_failure: bool = True) -> None:
         self._count = self._left = count
+        self._until_failure = until_failure
+        self.failed = 0
         self._guard = threading.Lock()
         self._gate = threading.Lock()
         self._open = count == 0
@@ -404,9 +418,10 @@ class Latch:
         """Count a task that has ended; the latch is passed to `Task.on_done`."""
         with self._guard:
             self._left -= 1
-            if task.failed and self.first_failed is None:
-                self.first_failed = task
-            if self._open or not (self._left == 0 or self.first_failed):
+            if task.failed:
+                self.failed += 1
+                self.first_failed = self.first_failed or task
+            if self._open or not (self._left == 0 or (self.first_failed and self._until_failure)):
                 return
             self._open = True
         self._gate.release()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -217,40 +217,50 @@ class JournaledMap:
 
     Attributes:
         journal: the path of the journal.
+        any_version: whether results of other versions of the function, or other images, are used.
         image: identity of what nodes run: their image, or without one provider and Python version.
         tell: prints a permanent line.
     """
 
     journal: str | Path
+    any_version: bool
     image: str
     tell: Callable[[str], None]
 
-    def run(self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending) -> list[Any]:
+    def run(
+        self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending, *, return_exceptions: bool
+    ) -> list[Any]:
         """Run the calls whose results are missing, and return the results of all calls in order.
 
         Args:
             fn: the undecorated function.
             calls: the arguments of each call.
             sending: creates and sends the calls.
+            return_exceptions: whether to return exceptions of calls in place of their results.
 
         Raises:
             ConfigError: the file is not a journal owned by this user, or is in use.
             JournalError: it cannot be read or written.
             SerializationError: the function or an item cannot be identified by a digest.
-            Any exception of a call; results that arrived before are saved.
+            Any exception of a call, unless it is to be returned; results that arrived before are saved.
         """
         name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
         if inspect.isgeneratorfunction(fn):
             raise ConfigError(f"journal= keeps results; {name}() is a generator function. Let it return a list.")
         with ResultJournal(self.journal) as journal:
             keys = self._keys(fn, name, calls)
-            kept = [journal.load(key) for key in keys]
+            stored = dict.fromkeys(journal.keys)  # oldest first
+            others = {(key.arguments, key.occurrence): key for key in stored if key.function == name}
+            used = keys
+            if self.any_version:
+                used = [key if key in stored else others.get((key.arguments, key.occurrence), key) for key in keys]
+            kept = [journal.load(key) for key in used]
             missing = [index for index, parts in enumerate(kept) if parts is None]
-            if keys and (said := self._said(journal, keys[0], len(keys), len(missing))):
+            if said := self._said(stored, keys, used, len(missing)):
                 self.tell(said)
-            tasks = self._compute(journal, keys, missing, sending)
-        computed = iter(tasks)
-        return [next(computed).value() if parts is None else self._value(parts, name) for parts in kept]
+            tasks = self._compute(journal, keys, missing, sending, stops=not return_exceptions)
+        computed = map(Task.outcome if return_exceptions else Task.value, tasks)
+        return [next(computed) if parts is None else self._value(parts, name) for parts in kept]
 
     def _keys(self, fn: Callable[..., Any], name: str, calls: Sequence[tuple[Any, ...]]) -> list[ResultKey]:
         first = ResultKey(function=name, code=code_digest(fn), image=self.image, arguments="")
@@ -266,9 +276,15 @@ class JournaledMap:
         return payload.loads(data, buffers, what=f"A result of {name}() in {self.journal}")
 
     def _compute(
-        self, journal: ResultJournal, keys: Sequence[ResultKey], missing: Sequence[int], sending: Sending
+        self,
+        journal: ResultJournal,
+        keys: Sequence[ResultKey],
+        missing: Sequence[int],
+        sending: Sending,
+        *,
+        stops: bool,
     ) -> list[Task]:
-        """Save results in the order of their arrival; stop the rest at the first error or Ctrl-C."""
+        """Save results in the order of their arrival; stop the rest at Ctrl-C, or if it `stops` at the first error."""
         tasks, arrived = [sending.single(index) for index in missing], SimpleQueue[Task]()
         key_of = {task: keys[index] for task, index in zip(tasks, missing, strict=True)}
         sending.submit(tasks, arrived)
@@ -277,33 +293,46 @@ class JournaledMap:
                 for _ in tasks:
                     task = counting.take(arrived)
                     sending.drain()
-                    self._keep(journal, key_of[task], task)
+                    if not task.failed:
+                        self._keep(journal, key_of[task], task)
+                    elif stops:
+                        break
+            if counting.failed and stops:
+                sending.cancel(tasks)  # ends them at once, so that what arrived meanwhile is saved too
+                for late in (arrived.get() for _ in range(len(tasks) - counting.ended)):
+                    if not late.failed:
+                        self._keep(journal, key_of[late], late)
+                task.value()  # raises
         except BaseException:
             sending.cancel(tasks)
             raise
         return tasks
 
     def _keep(self, journal: ResultJournal, key: ResultKey, task: Task) -> None:
-        if task.failed:
-            task.value()  # raises
         if task.frame is None:
             raise ConfigError(f"journal= keeps results; {key.function}() returned an iterator. Let it return a list.")
         body = memoryview(task.frame.head)[RESULT_HEAD.size :]
         with uninterrupted:
             journal.keep(key, [body, *task.frame.buffers])
 
-    def _said(self, journal: ResultJournal, key: ResultKey, items: int, missing: int) -> str:
+    def _said(
+        self, stored: Iterable[ResultKey], keys: Sequence[ResultKey], used: Sequence[ResultKey], missing: int
+    ) -> str:
         """Return the message about a journal's earlier results and those not used; "" if there are none."""
-        said = f"{items - missing} of {items} results are there" if missing < items else ""
-        earlier = [each for each in journal.keys if each.function == key.function]
-        code = sum(each.code != key.code for each in earlier)
-        image = sum(each.code == key.code and each.image != key.image for each in earlier)
-        unused = []
-        if code:
-            unused.append(f"{key.function}() has changed: {_counted(code)} of another version of it")
-        if image:
-            unused.append(f"{_counted(image)} of another image")
-        texts = [said] * bool(said) + [f"{text} and not used" for text in unused]
+        texts = [f"{len(keys) - missing} of {len(keys)} results are there"] if missing < len(keys) else []
+        if changed := sum(key is not own for key, own in zip(used, keys, strict=True)):
+            texts[0] += f", {changed} of them of another version or image"
+        if keys and not self.any_version:
+            own = keys[0]
+            others = [key for key in stored if key.function == own.function]
+            code = sum(key.code != own.code for key in others)
+            image = sum(key.code == own.code and key.image != own.image for key in others)
+            if code:
+                texts.append(f"{own.function}() has changed: {_counted(code)} of another version of it and not used")
+            if image:
+                texts.append(f"{_counted(image)} of another image and not used")
+            if code or image:
+                texts.append("map(..., any_version=True) uses such results")
         return f"journal {self.journal}: {'; '.join(texts)}" if texts else ""
 
 

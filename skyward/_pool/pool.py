@@ -33,7 +33,7 @@ from skyward._pool.nodes.worker_client import place_of
 from skyward._pool.progress import Progress
 from skyward._pool.services import Checkpoints
 from skyward._pool.signals import Terminated, uninterrupted
-from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
+from skyward.errors import ConfigError, PoolClosedError, PoolError, SkywardError, explained, shortened
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
 from skyward.model.resource import PoolStats
@@ -412,46 +412,77 @@ class ComputePool(Facts, CallsOnly):
         """Run a call in the background; the same as `call > pool`. Cancelling the future stops the call."""
         return self._opened().run_async(call)
 
-    def _run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
+    def _run_parallel(self, calls: Iterable[Call[Any]], *, return_exceptions: bool = False) -> tuple[Any, ...]:
         """Run calls concurrently on whichever nodes are free; return the results in the order of the calls.
 
-        The first error of any call is raised; the others are stopped.
+        The first error of any call is raised, and the others are stopped, unless exceptions are to be returned.
         """
-        return self._opened().run_parallel(calls)
+        return self._opened().run_parallel(calls, return_exceptions=return_exceptions)
 
-    def _run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool = True) -> Iterator[Any]:
+    def _run_stream(
+        self, calls: Iterable[Call[Any]], *, ordered: bool = True, return_exceptions: bool = False
+    ) -> Iterator[Any]:
         """Run calls concurrently; yield results as they arrive, or in the order of the calls if `ordered`.
 
-        An error is raised in place of its result. The remaining calls are then stopped, as when the iterator is closed.
+        An error is raised in place of its result, unless exceptions are to be returned. The remaining calls are then
+        stopped, as when the iterator is closed.
         """
-        return self._opened().run_stream(calls, ordered=ordered)
+        return self._opened().run_stream(calls, ordered=ordered, return_exceptions=return_exceptions)
 
     @overload
-    def map(self, fn: Callable[[T], Any], items: Iterable[T], *, journal: str | Path | None = ...) -> list[Any]: ...
+    def map(
+        self,
+        fn: Callable[[T], Any],
+        items: Iterable[T],
+        *,
+        return_exceptions: bool = ...,
+        journal: str | Path | None = ...,
+        any_version: bool = ...,
+    ) -> list[Any]: ...
     @overload
     def map(
-        self, fn: Callable[..., Any], items: Iterable[Any], *more: Iterable[Any], journal: str | Path | None = ...
+        self,
+        fn: Callable[..., Any],
+        items: Iterable[Any],
+        *more: Iterable[Any],
+        return_exceptions: bool = ...,
+        journal: str | Path | None = ...,
+        any_version: bool = ...,
     ) -> list[Any]: ...
-    def map(self, fn: Any, items: Any, *more: Any, journal: str | Path | None = None) -> list[Any]:
+    def map(
+        self,
+        fn: Any,
+        items: Any,
+        *more: Any,
+        return_exceptions: bool = False,
+        journal: str | Path | None = None,
+        any_version: bool = False,
+    ) -> list[Any]:
         """Run `fn(item)` for every item and return the results in the order of the items.
 
         Args:
             fn: the function, a compute function or a plain one.
             items: its arguments, one for each call.
             more: its further arguments, as for the builtin `map`: the shortest iterable ends the map.
+            return_exceptions: whether to return exceptions in place of the results of calls that raise, so that all
+                run. Otherwise the first is raised, with a note that names the item, and the other calls are stopped.
             journal: file that stores each result as it arrives, so that a program that is run again makes only the
                 missing calls. A result is reused only for the same code of the function, item and image; a message
-                reports results that are not used. Failures are not stored. See docs/runs.md.
+                reports results that are not used. Failures are not stored. See docs/sweeps.md.
+            any_version: whether to use stored results also if code or image have changed, such as those of the other
+                items after a bug of one was fixed.
 
         Raises:
-            The first error of any call, or a `TaskError`, as with `run`; the other calls are stopped.
+            The first error of any call, or a `TaskError`, as with `run`.
             ConfigError, JournalError: the journal is another kind of file, not this user's alone, in use, or unusable.
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         calls = self._opened()
         image = self._prepared or f"{self._settings.provider.name}, Python {'.'.join(map(str, sys.version_info[:2]))}"
-        kept = None if journal is None else JournaledMap(journal, image, self._progress.tell)
-        return calls.map(fn, items, *more, journal=kept)
+        if any_version and journal is None:
+            raise ConfigError("any_version=True needs a journal, whose results it uses: map(..., journal=FILE).")
+        kept = None if journal is None else JournaledMap(journal, any_version, image, self._progress.tell)
+        return calls.map(fn, items, *more, journal=kept, return_exceptions=return_exceptions)
 
     def _series(self) -> SharedArguments:
         """Return a maker of background calls that share large arguments, which are sent to each node once."""

@@ -118,7 +118,7 @@ class Counting:
         self._due = self._began + FIRST_S
         self._told = -1
         self._rows: Any = None  # display of its row, while there is one
-        self._arrived = self.ended = self.failed = 0
+        self.ended = self.failed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +128,7 @@ class Counting:
         if self._rows is not None:
             self._rows.set(self, "")
         elif self._told >= 0 and self.failed:
-            _print(f"{self._name}: {self.ended} of {self._total} calls, {self.failed} failed, in {taken}")
+            _print(f"{self._name}: {self._counts()}, in {taken}")
         elif self._told >= 0 and kind is None:
             _print(f"{self._name}: all {self._total} calls in {taken}")
 
@@ -145,36 +145,38 @@ class Counting:
             ended: number of calls that have ended; None for the number of tasks taken so far.
         """
         while True:
-            self.look(self._arrived if ended is None else ended)
+            self.look(self.ended if ended is None else ended, self.failed)
             try:
                 task = arrived.get(timeout=self.wait_s)
             except Empty:
                 continue  # time to look again
-            self._arrived += 1
             self.ended += 1
             self.failed += task.failed
             return task
 
-    def look(self, done: int) -> None:
-        """Show how many calls have ended, if an update is due."""
-        self.ended = done
+    def look(self, done: int, failed: int) -> None:
+        """Show how many calls have ended, and failed, if an update is due."""
+        self.ended, self.failed = done, failed
         now = time.monotonic()
         if self._quiet or now < self._due:
             return
         self._due = now + LOOK_S
         self._rows = self._rows or rows_of(sys.stderr)
         if self._rows is not None:
-            self._rows.set(self, self._text(done, now))
+            self._rows.set(self, self._text(now))
         elif now >= self._next_line and done != self._told:
             self._next_line, self._told = now + _NEXT_LINE_S, done
-            _print(self._text(done, now))
+            _print(self._text(now))
 
-    def _text(self, done: int, now: float) -> str:
-        text = f"{self._name}: {done} of {self._total} calls"
-        if not done:
+    def _counts(self) -> str:
+        return f"{self.ended} of {self._total} calls" + f", {self.failed} failed" * bool(self.failed)
+
+    def _text(self, now: float) -> str:
+        text = f"{self._name}: {self._counts()}"
+        if not self.ended:
             return text
-        rate = done / (now - self._began)
-        return f"{text}, {rate:.3g}/s, {seconds((self._total - done) / rate)} left"
+        rate = self.ended / (now - self._began)
+        return f"{text}, {rate:.3g}/s, {seconds((self._total - self.ended) / rate)} left"
 
 
 def _print(line: str) -> None:

@@ -169,6 +169,17 @@ class Task:
         body = memoryview(self.frame.head)[RESULT_HEAD.size :]
         return self.read(body, self.frame.buffers, "The result")
 
+    def outcome(self) -> Any:
+        """Return the call's result, or its exception in place of a result."""
+        if (failure := self.failure()) is None:
+            try:
+                return self.value()
+            except Exception as unreadable:  # raised by the user's classes
+                return unreadable
+        if not isinstance(failure, Exception):
+            raise failure
+        return failure
+
     def read(self, data: Buffer, buffers: Sequence[Buffer], what: str) -> Any:
         """Unpickle data from the function; `what` describes it at the start of error messages."""
         what = f"{what} of {self.function.name}()"

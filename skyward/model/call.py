@@ -42,12 +42,12 @@ class Target(Protocol):
         """Run in the background."""
         ...
 
-    def _run_parallel(self, calls: tuple[Call[Any], ...]) -> tuple[Any, ...]:
-        """Run all concurrently; return the results in the order of the calls."""
+    def _run_parallel(self, calls: tuple[Call[Any], ...], *, return_exceptions: bool) -> tuple[Any, ...]:
+        """Run all concurrently; return the results, and exceptions if asked, in the order of the calls."""
         ...
 
-    def _run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool) -> Iterator[Any]:
-        """Run all concurrently; yield results as they arrive, in the order of the calls if `ordered`."""
+    def _run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool, return_exceptions: bool) -> Iterator[Any]:
+        """Run all concurrently; yield the same as they arrive, in the order of the calls if `ordered`."""
         ...
 
 

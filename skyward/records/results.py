@@ -99,8 +99,8 @@ class ResultJournal:
 
     @property
     def keys(self) -> Sequence[ResultKey]:
-        """Keys of all results in the file."""
-        rows = self._database.execute("SELECT DISTINCT key FROM chunks")
+        """Keys of all results in the file, oldest first."""
+        rows = self._database.execute("SELECT key FROM chunks GROUP BY key ORDER BY max(rowid)")
         return [ResultKey(**json.loads(text)) for (text,) in rows]
 
     def load(self, key: ResultKey) -> list[bytearray] | None:

@@ -82,6 +82,14 @@ def files_beside(name: str) -> list[str]:
 
 
 @sky.compute
+def positive(number: int) -> int:
+    """Fails for others."""
+    if number <= 0:
+        raise ValueError(f"{number} is not positive")
+    return number
+
+
+@sky.compute
 def appended(items: list[int]) -> list[int]:
     """What it changes is its own."""
     items.append(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ def fragile(task: tuple[str, int]) -> int:
         raise ValueError("five is broken")
     note(folder, item)
     return item
+
+
+def trial(*, fixed: bool) -> Callable[[tuple[str, int]], float]:
+    """A version of a function, which may fail for 7."""
+
+    def trial(task: tuple[str, int]) -> float:
+        folder, item = task
+        note(folder, item)
+        return item / (item != 7 or fixed)
+
+    return trial
 
 
 @sky.compute

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, JournalError, SerializationError
 from skyward.records.results import ResultJournal
-from tests.e2e.journal_functions import double, fragile, numbered, odd, where
+from tests.e2e.journal_functions import double, fragile, numbered, odd, trial, where
+from tests.printed import Printed
 
 Program = Callable[..., subprocess.Popen[str]]
 
@@ -120,6 +122,33 @@ def test_a_failure_is_raised_and_not_kept(tmp_path: Path, local: sky.ComputePool
     assert local.map(fragile, items, journal=tmp_path / "j") == list(range(10))
 
     assert len(_calls(tmp_path)) == 10 - kept
+
+
+def test_results_from_before_a_fix_are_used_on_request(
+    tmp_path: Path, local: sky.ComputePool, printed: Printed
+) -> None:
+    """The message says how; then only the item that failed is called again, once."""
+    items = [(str(tmp_path), item) for item in range(9)]
+    map_ = partial(local.map, journal=tmp_path / "j")
+    assert isinstance(map_(trial(fixed=False), items, return_exceptions=True)[7], ZeroDivisionError)
+    (tmp_path / "calls").unlink()
+    printed.read()
+
+    for _ in range(2):
+        assert map_(trial(fixed=True), items, any_version=True) == list(range(9))
+    assert _calls(tmp_path) == ["7"]
+    said = printed.read().err
+    assert f"journal {tmp_path / 'j'}: 8 of 9 results are there, 8 of them of another version or image\n" in said
+    assert "9 of 9 results are there, 8 of them" in said
+
+    assert map_(trial(fixed=True), items) == list(range(9))
+    assert len(_calls(tmp_path)) == 9
+    assert (
+        "1 of 9 results are there; trial() has changed: 8 results are of another version of it and not used; "
+        "map(..., any_version=True) uses such results"
+    ) in printed.read().err
+    with pytest.raises(ConfigError, match="any_version=True needs a journal"):
+        local.map(double, items, any_version=True)
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, local: sky.ComputePool) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import skyward as sky
-from tests.e2e.functions import appended, count, double, double_later, greet, place, sleeping_node, slow, where
+from tests.e2e.functions import (
+    appended,
+    count,
+    double,
+    double_later,
+    greet,
+    place,
+    positive,
+    sleeping_node,
+    slow,
+    where,
+)
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -133,6 +146,28 @@ def test_map_of_many_items(pool: sky.ComputePool) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         pool.map(lambda n: 1 // (n - 700), range(1000))
     assert "for item 700 of the map: 700" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("way", ["map", "many", "gather", "stream", "journal"])
+def test_exceptions_in_place_of_results(pool: sky.ComputePool, tmp_path: Path, way: str) -> None:
+    """All calls run, as with asyncio.gather; without the word the error names the item, where there is one."""
+    items = [1, 0, 2, -1, *range(3, 200 if way == "many" else 5)]
+    calls = [positive(item) for item in items]
+    options: dict[str, Any] = {"journal": tmp_path / "j"} if way == "journal" else {}
+    if way == "gather":
+        found = list(sky.gather(*calls, return_exceptions=True) >> pool)
+    elif way == "stream":
+        found = list(sky.gather(*calls, stream=True, return_exceptions=True) >> pool)
+    else:
+        found = pool.map(positive, items, return_exceptions=True, **options)
+        with pytest.raises(ValueError, match="is not positive") as caught:
+            pool.map(positive, items, **options)
+        assert any(
+            re.fullmatch(r"for item (1 of the map: 0|3 of the map: -1)", note) for note in caught.value.__notes__
+        )
+    assert [str(each) if isinstance(each, ValueError) else each for each in found] == [
+        item if item > 0 else f"{item} is not positive" for item in items
+    ]
 
 
 def test_a_map_of_slow_calls_uses_all_nodes(pool: sky.ComputePool) -> None:

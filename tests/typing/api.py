@@ -83,6 +83,8 @@ def groups(p: sky.ComputePool) -> None:
 def streams(p: sky.ComputePool) -> None:
     """A streamed group iterates over the common type."""
     assert_type(sky.gather(train(1), train(2), stream=True), Stream[float])
+    assert_type(sky.gather(train(1), train(2), return_exceptions=True) >> p, tuple[float | Exception, ...])
+    assert_type(sky.gather(train(1), stream=True, return_exceptions=True), Stream[float | Exception])
     assert_type(sky.gather(*[name("x")], stream=True, ordered=False) >> p, Iterator[str])
 
 

@@ -42,12 +42,12 @@ class HereTarget:
         future.set_result(self._run(call))
         return future
 
-    def _run_parallel(self, calls: tuple[Call[Any], ...]) -> tuple[Any, ...]:
-        self.asked.append(("run_parallel", calls))
+    def _run_parallel(self, calls: tuple[Call[Any], ...], *, return_exceptions: bool) -> tuple[Any, ...]:
+        self.asked.append(("run_parallel", return_exceptions))
         return tuple(self._run(call) for call in calls)
 
-    def _run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool) -> Iterator[Any]:
-        self.asked.append(("run_stream", ordered))
+    def _run_stream(self, calls: tuple[Call[Any], ...], *, ordered: bool, return_exceptions: bool) -> Iterator[Any]:
+        self.asked.append(("run_stream", (ordered, return_exceptions)))
         return (self._run(call) for call in (calls if ordered else reversed(calls)))
 
 
@@ -204,6 +204,16 @@ def test_a_group_gives_results_in_the_order_of_its_calls(pool: HereTarget) -> No
     assert (add(1) & (add(2) & add(3))) >> pool == (11, 12, 13)
     assert ((add(1) & add(2)) & (add(3) & add(4))) >> pool == (11, 12, 13, 14)
     assert [what for what, _ in pool.asked if what != "run"] == ["run_parallel"] * 4
+
+
+def test_a_group_that_returns_exceptions_keeps_to_it(pool: HereTarget) -> None:
+    """Also with further calls on either side."""
+    group = gather(add(1), return_exceptions=True)
+    assert (group & add(2)) >> pool == (group.with_timeout(1) & add(2)) >> pool == (11, 12)
+    assert (add(1) & group) >> pool == (11, 11)
+    assert list(gather(add(1), stream=True, return_exceptions=True) >> pool) == [11]
+    asked = [how for what, how in pool.asked if what != "run"]
+    assert asked == [True] * 3 + [(True, True)]
 
 
 def test_a_timeout_for_a_group_is_one_for_each_call() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward._pool.maps import BatchedMap, Sending
+from skyward._pool.maps import BatchedMap, JournaledMap, Sending
 from skyward._pool.task import Task
 from skyward.errors import WorkerLostError
+from skyward.records.results import ResultJournal
 from skyward.system import SimpleQueue
 from skyward.wire import batch, payload
 from skyward.wire.batch import COUNT
@@ -32,6 +34,11 @@ class Played:
     def run(self, slots: int = 2) -> list[Any]:
         sending = Sending(self._single, self._batch, self._submit, self.cancelled.extend, lambda: None, quiet=True)
         return BatchedMap(self.items, slots, sending).run()
+
+    def run_with(self, journal: Path) -> list[Any]:
+        sending = Sending(self._single, self._batch, self._submit, self.cancelled.extend, lambda: None, quiet=True)
+        calls = [(item,) for item in self.items]
+        return JournaledMap(journal, False, "image", print).run(same, calls, sending, return_exceptions=False)
 
     def _single(self, index: int) -> Task:
         data, buffers = payload.dumps_arguments((self.items[index],), {}, of="work")
@@ -67,7 +74,12 @@ class Played:
         else:
             self.sizes.append(1)
             (item,), _ = payload.loads(task.data, task.buffers)
-            task.resolve(Frame(Kind.RESULT, task.id, RESULT_HEAD.pack(self.each_s) + payload.dumps(self.fn(item))[0]))
+            try:
+                data = payload.dumps(self.fn(item))[0]
+            except ValueError as raised:
+                task.resolve(error(task, raised))
+                return
+            task.resolve(Frame(Kind.RESULT, task.id, RESULT_HEAD.pack(self.each_s) + data))
 
 
 def same(item: Any) -> Any:
@@ -120,3 +132,17 @@ def test_a_lost_batch_names_the_items_it_may_be_of() -> None:
     with pytest.raises(WorkerLostError) as caught:
         played.run()
     assert caught.value.__notes__ == ["for one of the items 140 to 159 of the map, which ran together"]
+
+
+def test_what_has_arrived_when_a_map_fails_is_in_its_journal(tmp_path: Path) -> None:
+    """Also what comes after the failure, which ends the map."""
+
+    def fails(item: int) -> int:
+        if item == 2:
+            raise ValueError("odd")
+        return item
+
+    with pytest.raises(ValueError, match="odd"):
+        Played(fails, range(6)).run_with(tmp_path / "j")
+    with ResultJournal(tmp_path / "j") as journal:
+        assert len(journal) == 5
