@@ -90,10 +90,8 @@ def too_slow(action: str, engine: str, error: BaseException) -> EngineError:
     )
 
 
-def translate(
-    action: str, engine: str, answer: str, otherwise: tuple[type[SkywardError], str] = (EngineError, "")
-) -> SkywardError:
-    """Return the error for an engine's answer; `otherwise` is its kind and advice for an unknown answer."""
+def translate(action: str, engine: str, answer: str) -> SkywardError:
+    """Return the error for an engine's answer."""
     answer = _words(answer).strip().rstrip(".")
     message = f"The Docker engine at {engine} could not {action}. It answered: {answer}."
     limit = refused_limit(answer)
@@ -102,8 +100,7 @@ def translate(
     for pattern, kind, advice in _KNOWN:
         if re.search(pattern, answer, re.IGNORECASE):
             return kind(f"{message} {advice}")
-    kind, advice = otherwise
-    return kind(f"{message} {advice}".rstrip())
+    return EngineError(message)
 
 
 # answers of registries, and what to do
@@ -122,6 +119,7 @@ _REFUSALS = (
         "The engine does not trust its certificate: put the CA into /etc/docker/certs.d/{registry}/ca.crt there.",
     ),
     (r"name unknown|repository .*not (found|exist)", "Create the repository {name} first."),
+    (r"manifest.* (unknown|not found)", "Check the image's name and tag."),
 )
 
 
@@ -129,10 +127,13 @@ def registry_failure(action: str, ref: str, engine: str, answer: str) -> Registr
     """Return the error for a registry that did not do what an engine asked; `action` is as in `engine_call`."""
     name = ref.partition("@")[0]
     name = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+    first = name.partition("/")[0]
+    registry = first if first != name and re.search(r"[.:]|^localhost$", first) else "docker.io"
     advice = next((text for pattern, text in _REFUSALS if re.search(pattern, answer, re.IGNORECASE)), "")
     return RegistryError(
-        f"The Docker engine at {engine} could not {action}. It answered: {without_logins(answer.strip().rstrip('.'))}.",
-        advice.format(registry=name.partition("/")[0], name=name)
+        f"The registry {registry} refused or failed when the Docker engine at {engine} was asked to {action}: "
+        f"{without_logins(_words(answer).strip().rstrip('.'))}.",
+        advice.format(registry=registry, name=name)
         or "Check that the registry runs and that the engine's machine can reach it.",
     )
 

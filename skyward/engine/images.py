@@ -131,12 +131,15 @@ class Images:
 
         Raises:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
+            EngineError: the engine's disk is full.
         """
         path = f"/images/create?{urlencode({'fromImage': ref})}"
-        failure, _ = self._transfer(path, f"pull image {ref}", auth, follow)
+        action = f"pull image {ref}"
+        failure, _ = self._transfer(path, action, auth, follow)
+        if "no space left" in failure:
+            raise translate(action, self.url, failure)
         if failure:
-            advice = "Check the name, your login (`docker login`) and the way to the registry."
-            raise translate(f"pull image {ref}", self.url, failure, otherwise=(ImageNotFoundError, advice))
+            raise ImageNotFoundError(str(registry_failure(action, ref, self.url, failure)))
 
     def push(self, image: str, name: str, auth: Mapping[str, str], follow: Follow = _ignore) -> str:
         """Push an image under a name, `registry/repository:tag`, that it gets on the engine too; return its digest.

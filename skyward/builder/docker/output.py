@@ -30,11 +30,12 @@ _ENGINE_GONE = re.compile(
     r"|connection reset by peer|docker\.sock: connect:|connection refused.*docker|unexpected EOF|no such host.*docker",
     re.IGNORECASE,
 )
-_BASE = re.compile(
+_BASE = re.compile(  # what a registry has done, or the way to it
     r"pull access denied|manifest unknown|failed to resolve source metadata|failed to do request|: not found"
-    r"|repository does not exist|insufficient_scope|failed to authorize",
+    r"|repository does not exist|insufficient_scope|failed to authorize|pulling from host|unexpected status",
     re.IGNORECASE,
 )
+_FROM = re.compile(r"\[internal\] load metadata for |.*STEP \d+/\d+: FROM ")  # the step that looks for a base
 # advice on what a failed step has printed; the first match is used, with its group in place of {}
 _ADVICE = tuple(
     (re.compile(pattern, re.IGNORECASE | re.MULTILINE), advice)
@@ -196,7 +197,7 @@ class Progress:
 def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     """Return the error for a build that ended with this exit code."""
     layer, log = progress.failed, progress.log
-    if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(progress.ending):
+    if layer is None and _BASE.search(log) and not _engine_is_gone(progress):
         return ImageNotFoundError(
             f"The builder cannot get the base image {plan.base!r}. Check the name; where no registry can be "
             f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{_tail(log)}"
@@ -227,9 +228,18 @@ def _tail(log: str) -> str:
     return "\n".join(log.splitlines()[-20:])
 
 
+def _engine_is_gone(progress: Progress) -> bool:
+    return any(_ENGINE_GONE.search(line) and not _BASE.search(line) for line in progress.ending.splitlines())
+
+
 def _advice(progress: Progress, exit_code: int) -> str:
-    if _ENGINE_GONE.search(progress.ending):
+    if _engine_is_gone(progress):
         return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
+    if _FROM.match(progress.title) and _BASE.search(progress.log):
+        return (
+            "The registry refused its image, or could not be reached. Check the name, your login (`docker login`) and "
+            "the way from the machine that builds to the registry."
+        )
     for pattern, advice in _ADVICE:
         if found := pattern.search(progress.log) or pattern.search(progress.ending):
             return advice.format(*filter(None, found.groups()))

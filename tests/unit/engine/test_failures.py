@@ -2,7 +2,7 @@ import docker.errors
 import pytest
 import requests
 
-from skyward.engine.failures import LimitRefusedError, engine_call, translate
+from skyward.engine.failures import LimitRefusedError, engine_call, registry_failure, translate
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
 
 _RUNC = "OCI runtime create failed: runc create failed: error setting rlimit type 8: operation not permitted: unknown"
@@ -58,3 +58,26 @@ def test_nothing_foreign_leaves_the_room(foreign: Exception) -> None:
     with broke_off as caught, engine_call("list containers", "unix:///e.sock"):
         raise foreign
     assert caught.value.__cause__ is foreign
+
+
+@pytest.mark.parametrize(
+    ("ref", "answer", "registry", "advice"),
+    [
+        ("r.io:5000/a/b:1", "dial tcp: connect: connection refused", "r.io:5000", "Check that the registry runs"),
+        ("localhost/b@sha256:1", "denied: no", "localhost", "Log in with `docker login localhost`"),
+        ("team/b", "pull access denied for team/b", "docker.io", "Log in with `docker login docker.io`"),
+        (
+            "python:4",
+            "manifest for python:4 not found: manifest unknown",
+            "docker.io",
+            "Check the image's name and tag",
+        ),
+    ],
+)
+def test_a_registry_is_blamed_for_what_it_refuses(ref: str, answer: str, registry: str, advice: str) -> None:
+    """Not the machine whose engine has asked it."""
+    said = str(registry_failure(f"pull image {ref}", ref, "ssh://me@gpu1", answer))
+    assert said.startswith(
+        f"The registry {registry} refused or failed when the Docker engine at ssh://me@gpu1 was asked"
+    )
+    assert f"pull image {ref}: {answer}. {advice}" in said

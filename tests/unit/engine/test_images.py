@@ -57,7 +57,7 @@ def test_credentials_are_sent_in_a_header(engine: FakeEngine, images: Images) ->
     images.pull("host/b:2", {"username": "v"})
     assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "v"}
     engine.pushes = [{"error": "unauthorized: no basic auth credentials"}]
-    with pytest.raises(ImageNotFoundError, match=r"could not pull image host/b:2.*no basic auth.*docker login"):
+    with pytest.raises(ImageNotFoundError, match=r"asked to pull image host/b:2: .*no basic auth.*docker login"):
         images.pull("host/b:2")
 
 

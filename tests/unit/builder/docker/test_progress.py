@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.builder.docker.output import Progress, build_failure
+from skyward.builder.docker.output import Progress, base_failure, build_failure
 from skyward.builder.events import as_lines
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.model.image import Image
@@ -100,6 +100,21 @@ def test_what_fails_outside_of_steps() -> None:
     error = build_failure(PLAN, progress, 1)
     assert isinstance(error, ImageNotFoundError)
     assert "python:3.11-slim" in str(error)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'failed to do request: Head "http://r.io/v2/x/y/manifests/1": read tcp a->b: read: connection reset by peer',
+        'failed to do request: Head "http://r.io/v2/x/y/manifests/1": dial tcp: connect: connection refused',
+        "pulling from host r.io failed with status code [manifests 1]: 401 Unauthorized",
+    ],
+)
+def test_a_registry_that_refuses_a_base(line: str) -> None:
+    """Neither the engine nor a source of packages is blamed, for a base of its own or of the user's Dockerfile."""
+    progress, _ = _fed("#3 [internal] load metadata for r.io/x/y:1", f"#3 ERROR: {line}", f"failed to solve: {line}")
+    assert isinstance(build_failure(PLAN, progress, 1), ImageNotFoundError)
+    assert "The registry refused its image, or could not be reached." in str(base_failure("Dockerfile", progress, 1))
 
 
 def test_the_steps_of_podman() -> None:
