@@ -112,7 +112,11 @@ Act = Callable[[Wanted, BuildTarget, Output], int]
     "--zstd", is_flag=True, help="Compress what is pushed with zstd: quicker to unpack, for Docker 23 or newer."
 )
 @click.option("--platform", metavar="PLATFORM", help="Of the nodes, such as linux/arm64. [default: the engine's]")
-@click.option("--on", metavar="ADDRESS", help="Build with the Docker of another machine: ssh://user@host.")
+@click.option(
+    "--on",
+    metavar="ADDRESS",
+    help="Build with the Docker of another machine: ssh://user@host[?key=FILE&known_hosts=FILE].",
+)
 @click.option("--print", "mode", flag_value="print", help="Show the Dockerfile and who asked for what. Builds nothing.")
 @click.option("--explain", "mode", flag_value="explain", help="Show what changed since the last build. Builds nothing.")
 @click.option(
@@ -200,21 +204,22 @@ def _engine_on(address: str) -> Iterator[tuple[EngineAddress, SshHost]]:
     Raises:
         EngineMissingError: the machine cannot be reached, or has no engine that this user may use.
     """
-    from skyward.model.ssh import SshHost
     from skyward.nodes.run_directory import private_directory
     from skyward.nodes.ssh_host import Machine
+    from skyward.providers.at import ssh_at
     from skyward.ssh.preflight import check_host
 
+    (host,) = ssh_at(address).hosts
     with ExitStack() as stack:
         try:
-            machine = Machine(SshHost.parse(address), "none", stack.enter_context(private_directory()) / "m", 60)
+            machine = Machine(host, "none", stack.enter_context(private_directory()) / "m", 60)
             stack.callback(machine.connection.kill)  # its watchdog has changed nothing, and exits
             findings = [each for each in check_host(machine.name, machine.open(), 0, None) if each.what == "engine"]
             place, builder = machine.engine_address, machine.connection.through
         except ProviderError as error:
-            raise EngineMissingError(f"The Docker engine on {address} cannot be reached. {error}") from error
+            raise EngineMissingError(f"The Docker engine on {host.url} cannot be reached. {error}") from error
         if findings:
-            raise EngineMissingError(f"The Docker engine on {address} cannot be used. {findings[0].text}")
+            raise EngineMissingError(f"The Docker engine on {host.url} cannot be used. {findings[0].text}")
         yield place, builder
 
 

@@ -26,13 +26,9 @@ def host_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--at", multiple=True, metavar="PLACE", help="Also on this machine: ssh://user@host.")
     @wraps(command)
     def with_hosts(*args: Any, at: tuple[str, ...], **more: Any) -> int:
-        from skyward.providers import SSH
-        from skyward.providers.at import provider_at
+        from skyward.providers.at import ssh_at
 
-        found = [provider_at(each) for each in at]
-        hosts = [host for each in found if isinstance(each, SSH) for host in each.hosts]
-        if len(hosts) != len(at):
-            raise ConfigError(f"Runs are looked for on machines, as --at ssh://user@host; found {' '.join(at)}.")
+        hosts = [host for each in at for host in ssh_at(each).hosts]
         return command(*args, hosts=hosts, **more)
 
     return with_hosts

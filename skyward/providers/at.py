@@ -45,6 +45,18 @@ def provider_at(place: str) -> Provider:
         raise ConfigError(f"--at {place}: this is not a place ({error}). A place is one of {FORMS}.") from error
 
 
+def ssh_at(place: str) -> providers.SSH:
+    """Return the provider for one machine, such as `user@host` or `ssh://user@host?key=FILE&known_hosts=FILE`.
+
+    Raises:
+        ConfigError: it is not a machine.
+    """
+    found = provider_at(place if "://" in place else f"ssh://{place}")
+    if not isinstance(found, providers.SSH):
+        raise ConfigError(f"A machine is named as ssh://user@host; found {place!r}.")
+    return found
+
+
 def places_of(provider: Provider) -> tuple[str, ...]:
     """Return the places at which other processes find the pools of a provider; none for this machine's own."""
     known: Any = provider

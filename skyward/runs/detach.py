@@ -13,6 +13,7 @@ from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report
 from skyward.errors import ConfigError, ProviderError
 from skyward.nodes.run_directory import private_directory
+from skyward.providers.at import ssh_at
 from skyward.providers.ssh import SSH
 from skyward.records.run import FOLDER_VARIABLE, MODULE, RunRecord, folder_of
 from skyward.runs.describe import first_pool
@@ -48,7 +49,7 @@ def detach(
     if place == "local":
         return _as_process(run)
     pool = first_pool(run.program.removeprefix(MODULE), run.arguments, is_module=run.is_module)
-    providers = pool.providers if place is None else (SSH(place),)
+    providers = pool.providers if place is None else (ssh_at(place),)
     kinds = [each if isinstance(each, str) else type(each).__name__ for each in providers]
     rents = kinds[0] in _RENTING
     if keep_s is not None and not rents:

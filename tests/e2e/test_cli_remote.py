@@ -34,10 +34,12 @@ class Machine:
     Attributes:
         url: its address.
         temp: its directory for temporary files.
+        known: file of its host keys.
     """
 
     url: str
     temp: Path
+    known: str
 
     @property
     def left(self) -> list[str]:
@@ -56,8 +58,9 @@ def machine(site: Site) -> Machine:
         "SKYWARD_DOCKER_CLI": os.environ.get("SKYWARD_DOCKER_CLI", "docker"),
     }
     server = site.serve("SetEnv=" + " ".join(f"{name}={value}" for name, value in there.items()))
-    site.configure(f"Host *\n  IdentityFile {site.key}\n  UserKnownHostsFile {site.known(server)}\n")
-    return Machine(f"ssh://{getpass.getuser()}@127.0.0.1:{server.port}", temp)
+    known = site.known(server)
+    site.configure(f"Host *\n  IdentityFile {site.key}\n  UserKnownHostsFile {known}\n")
+    return Machine(f"ssh://{getpass.getuser()}@127.0.0.1:{server.port}", temp, known)
 
 
 @pytest.fixture
@@ -140,6 +143,17 @@ def test_a_build_there_is_pushed_from_there(images: Images, machine: Machine) ->
     (known,) = again.of("result")
     assert (known["built"], known["reference"]) == (False, result["reference"])
     images.tags.append(f"{where}:{result['tag'].rpartition(':')[2]}")
+
+
+def test_a_registry_that_refuses_is_blamed(images: Images, machine: Machine, site: Site) -> None:
+    """Not the machine, which is reached with a key and host keys that are named with it, as for `--at`."""
+    site.configure("")
+    place = f"{machine.url}?key={site.key}&known_hosts={machine.known}"
+
+    done = images("build", images.file(), "--on", place, "--push", "127.0.0.1:9/a/b")
+
+    assert done.status == 4
+    assert f"The registry 127.0.0.1:9 refused or failed when the Docker engine at {machine.url} was asked" in done.err
 
 
 def test_a_failing_step_there(images: Images, machine: Machine) -> None:
