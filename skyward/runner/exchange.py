@@ -42,7 +42,7 @@ class Requests:
     ) -> None:
         self._send, self._running, self._root = send, running, root
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may make a request while its thread makes one
         self._waits: dict[tuple[int, int, int], SimpleQueue[Frame | None]] = {}
         self._rounds: dict[int, int] = {}  # gathers so far, by call
         self._checkpoints = 0  # requests so far

@@ -28,7 +28,7 @@ class Values:
     """The shared values that this process has received."""
 
     def __init__(self) -> None:
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()  # loading runs code of the user's
         self._known: dict[bytes, Any] = {}
 
     def keep(self, head: Buffer, buffers: Sequence[Buffer]) -> None:

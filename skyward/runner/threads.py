@@ -136,7 +136,7 @@ class ThreadSlot(Slot):
 
     def __init__(self) -> None:
         super().__init__()
-        self._guard = threading.Lock()  # held by its own thread and by those that interrupt it
+        self._guard = threading.RLock()  # held by its own thread, also in destructors, and by those that interrupt it
 
     def interrupt(self, call: int) -> bool:
         """See `Slot.interrupt`."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
+from _signal import getsignal  # type: ignore[import-not-found]  # avoids the enum conversion of `signal`: 4 us per call
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,10 @@ from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
 _HOOKS_S = 5.0  # time limit for the hooks of a process that is being replaced
 _UNSHIELDED = nullcontext()
+_HANDLED = (  # signals for which programs have handlers
+    *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+)
 
 
 class Worker:
@@ -286,9 +292,15 @@ class Worker:
         connection = self._connection
         if connection is not None:
             try:
-                connection.send(frame) if waits else connection.post(frame)
+                connection.send(frame, by_writer=self._is_open_to_code()) if waits else connection.post(frame)
             except WireError:
                 pass  # the client has disconnected, which the serving thread also notices
+
+    def _is_open_to_code(self) -> bool:
+        """Return whether code of the user's may run, and raise, anywhere in this thread: tracers, signal handlers."""
+        if sys.gettrace() or sys.getprofile():
+            return True
+        return self._main.running != IDLE and self._main.is_current() and any(map(callable, map(getsignal, _HANDLED)))
 
     def _ask(self, frame: Frame) -> bool:
         """Send a request whose answer the calling thread will wait for; return False if none can come."""

@@ -187,7 +187,7 @@ class _Scope(NamedTuple):
 _NOBODY = _Task(None)
 _OUTSIDE = _Scope(None, frozenset())
 _scope: ContextVar[_Scope] = ContextVar("skyward_output", default=_OUTSIDE)
-_lock = threading.Lock()
+_lock = threading.RLock()  # signal handlers and tracers print, too
 _running: dict[int, _Task] = {}  # by thread: an entry left behind by an interrupt is replaced by the thread's next task
 _lone = _NOBODY  # the running task if there is exactly one: threads started by user code have no context
 _streams: dict[StreamName, TaskStream] = {}
@@ -261,7 +261,8 @@ class TaskStream(io.TextIOBase):
             self._sink.write(task.id, self._stream, part)
             task.begun[self._stream] = True
         elif part:
-            task.parts[key] = part
+            while task.parts.setdefault(key, part) is not part:  # code that has interrupted this one began a line, too
+                part += task.parts.pop(key, "")
 
     def release(self, task: _Task, key: tuple[StreamName, int]) -> None:
         """Pass on text that was held back, as it is not the beginning of a secret or nothing follows."""
@@ -431,7 +432,7 @@ def _finish(task: _Task) -> None:
 
 def _after_fork() -> None:
     global _lock, _lone
-    _lock = threading.Lock()  # another thread may have held it at the fork
+    _lock = threading.RLock()  # another thread may have held it at the fork
     _lone = _scope.get().task or _lone
     _running.clear()  # these belong to the parent, as do its unfinished lines
     _lone.parts.clear()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from skyward.errors import WireError
-from skyward.system import socket, threading
+from skyward.system import Empty, SimpleQueue, socket, threading
 
 HEADER = struct.Struct("<B3xIQQ")
 _SIZE = struct.Struct("<Q")
@@ -36,6 +36,7 @@ _IOV_MAX = 512  # half of Linux's limit for the parts of one vectored write
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44  # a length beyond this is a broken stream, not a payload
 _BACKLOG = 128
+_LOOK_S = 1.0  # between a waiting sender's looks at whether the connection was closed
 _SEND_BUFFER = 512 * 1024  # bytes, of a unix socket: half or eight times as much slows an SSH forward down
 _HUGE = 2 * 1024 * 1024
 _KEPT = 128 * 1024 * 1024  # bytes of large blocks that a process keeps, in use or not
@@ -117,7 +118,8 @@ class Connection:
 
     Frames are queued, and one thread at a time writes the queue. `post` and `flush` never block: they write what the
     socket accepts at once, and leave the rest to a thread that is started when first needed. They are used by threads
-    that read, keep time or run callbacks. `send` blocks until its frames are written.
+    that read, keep time or run callbacks. `send` blocks until its frames are written. Signal handlers, destructors and
+    tracers may call any of them while their thread is inside one: what they queue is written when that continues.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -125,11 +127,14 @@ class Connection:
         self._sock = sock
         self._queue: deque[Frame] = deque()  # appended to by any thread, emptied by the writing one
         self._urgent: deque[Frame] = deque()  # written before the others
-        self._writing = threading.Lock()  # held by the writing thread, or from the hand-over to `_writer`
+        self._writing = threading.Lock()  # held by the writing thread
+        self._flushing = set[int]()  # threads that may hold it; code that interrupts one of them only queues
         self._pending: list[Buffer] = []  # unsent parts of frames that are being written
-        self._writer: threading.Thread | None = None
-        self._wake = threading.Semaphore(0)
-        self._is_writers_turn = False
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # for the writer thread: True to write, False to end
+        self._has_writer = False
+        self._senders: deque[SimpleQueue[WireError | None]] = (
+            deque()
+        )  # those that wait until what they queued is written
         self._broken = ""
         self._closed = False
         self.stopped_reading = False  # whether this side has ended receiving
@@ -150,35 +155,56 @@ class Connection:
             WireError: the connection is closed or broke; nothing more can be sent on it.
         """
         self._check()
-        while (self._queue or self._urgent) and self._writing.acquire(blocking=False):
-            done = False
+        me, done = threading.get_ident(), True
+        while done and (self._queue or self._urgent) and me not in self._flushing:
             try:
-                done = self._write(socket.MSG_DONTWAIT)
-            except WireError:
-                done = True
-                raise
-            finally:  # even on Ctrl-C
-                if done:
+                self._flushing.add(me)  # before the lock is taken: whatever interrupts this thread knows
+                if not self._writing.acquire(blocking=False):
+                    return  # the other thread looks at the queue again when it has released the lock
+                done = False
+                try:
+                    done = self._write(socket.MSG_DONTWAIT)
+                finally:  # even on Ctrl-C
                     self._writing.release()
-                else:
-                    self._hand_over()
+                    if not done:
+                        self._rouse()
+            finally:
+                self._flushing.discard(me)
 
     def post(self, *frames: Frame) -> None:
         """Call `enqueue`, then `flush`: never blocks; raises as `flush` does."""
         self.enqueue(*frames)
         self.flush()
 
-    def send(self, *frames: Frame) -> None:
+    def send(self, *frames: Frame, by_writer: bool = False) -> None:
         """Write frames, in order and after everything queued; block until the socket has accepted them.
+
+        Does not block in code that has interrupted its thread's own `flush`.
+
+        Args:
+            frames: may be none, to wait for what is queued.
+            by_writer: let the writer thread write, for threads that exceptions or tracers may interrupt anywhere.
 
         Raises:
             WireError: as `flush`.
         """
         self._check()
-        self._queue.extend(frames)
-        with self._writing:
-            self._write(0)
-        self._flush_again()
+        self.enqueue(*frames)
+        if not by_writer:
+            self.flush()
+        if threading.get_ident() in self._flushing or not (self._is_behind() or self._writing.locked()):
+            return
+        outcome: SimpleQueue[WireError | None] = SimpleQueue()
+        self._senders.append(outcome)
+        self._rouse()
+        while True:
+            try:
+                error = outcome.get(timeout=_LOOK_S)
+                break
+            except Empty:
+                self._check()  # the writer may have ended just before
+        if error is not None:
+            raise error
 
     def withdraw(self, kind: int, ident: int) -> bool:
         """Remove a queued frame; return False if there is none whose writing has not begun."""
@@ -203,34 +229,31 @@ class Connection:
         if self._closed or self._broken:
             raise WireError(f"The connection broke while sending ({self._broken or 'it is closed'}).")
 
-    def _hand_over(self) -> None:
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_on, name="skyward-writer", daemon=True)
-            self._writer.start()
-        self._is_writers_turn = True
-        self._wake.release()
+    def _is_behind(self) -> bool:
+        return bool(self._queue or self._urgent or self._pending)
+
+    def _rouse(self) -> None:
+        """Make the writer thread write the queue."""
+        if not self._has_writer:
+            threading.Thread(target=self._write_on, name="skyward-writer", daemon=True).start()
+            self._has_writer = True  # two threads may both have started one, which does no harm
+        self._wake.put(True)
 
     def _write_on(self) -> None:
         """Write what the socket did not accept at once; in a thread of its own, which ends with the connection."""
-        while True:
-            self._wake.acquire()
-            if not self._is_writers_turn:
-                return  # the connection was closed
-            self._is_writers_turn = False
+        self._flushing.add(threading.get_ident())
+        while self._wake.get():
+            senders = [self._senders.popleft() for _ in range(len(self._senders))]
+            failure = None
             try:
-                self._write(0)
-            except WireError:
-                pass  # the reading thread notices the same
-            finally:
-                self._writing.release()
-            self._flush_again()
-
-    def _flush_again(self) -> None:
-        """Write frames that were queued while this thread was about to stop writing."""
-        try:
-            self.flush()
-        except WireError:
-            pass  # the caller that queued it has got the error, or the reading thread reports it
+                while self._is_behind():
+                    with self._writing:
+                        self._write(0)
+            except WireError as error:
+                failure = error  # the reading thread notices the same
+            for sender in senders:
+                sender.put(failure)
+        self._wake.put(False)  # for another one
 
     def _write(self, flags: int) -> bool:
         """Write the queue, as the only writing thread; return False if the socket would block."""
@@ -315,7 +338,7 @@ class Connection:
         except OSError:
             pass  # the other side has closed it already
         self._sock.close()
-        self._wake.release()
+        self._wake.put(False)
 
     def abandon(self) -> None:
         """Close only this process's descriptor: in a forked child, whose parent still uses the connection."""
@@ -397,7 +420,7 @@ def _drop_sent(pending: list[Buffer], sent: int) -> None:
 
 
 _blocks: list[mmap.mmap] = []  # oldest first
-_lock = threading.Lock()
+_lock = threading.RLock()  # destructors run by the garbage collector may need memory, too
 
 
 def allocate(size: int) -> memoryview:

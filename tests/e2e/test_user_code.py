@@ -76,6 +76,35 @@ def test_a_forked_child_ends_as_any_process_does(
     printed.until(out="from the child", err=str(error) if status == 1 else "")
 
 
+# code that runs anywhere in other code ------------------------------------------------------------------------------
+
+
+INTERRUPTING = ("signal", "destructor", "weak reference", "collector", "tracer", "profiler")
+
+
+@pytest.mark.parametrize("by", ["print", "log"])
+@pytest.mark.parametrize("how", INTERRUPTING)
+def test_code_that_interrupts_a_print_may_print(pool: sky.ComputePool, printed: Printed, how: str, by: str) -> None:
+    """Nothing waits for itself, and every line arrives."""
+    lines, ticks = functions.speaks_while_it_speaks(how, by, 0.5).with_timeout(30) >> pool
+    seen = "".join(printed.read())
+    assert (seen.count("(line)"), seen.count("(tick)")) == (lines, ticks)
+    assert lines
+    assert ticks
+
+
+@pytest.mark.parametrize("how", INTERRUPTING[1:])
+def test_the_same_in_one_of_several_threads(threads_pool: sky.ComputePool, how: str) -> None:
+    """Where handlers of signals cannot be set."""
+    calls = [functions.speaks_while_it_speaks(how, "print", 0.3).with_timeout(30)] * 4
+    assert all(lines and ticks for lines, ticks in sky.gather(*calls) >> threads_pool)
+
+
+def test_an_exception_of_a_signal_handler_may_end_a_print(pool: sky.ComputePool) -> None:
+    """The connection carries whole messages all the same."""
+    assert functions.is_torn_out_of_its_prints(300).with_timeout(60) >> pool == 300
+
+
 # a node that is told to end ----------------------------------------------------------------------------------------
 
 

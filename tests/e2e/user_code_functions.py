@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import skyward as sky
 
@@ -76,6 +82,87 @@ def fork_in_generator() -> Iterator[int]:
         os.waitpid(child, 0)
     yield 2
     yield 3
+
+
+# code that runs anywhere in other code ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _interrupting(how: str, tick: Callable[..., object]) -> Iterator[Callable[[], object]]:
+    """Let `tick` run in the midst of other code; yields what makes occasions for it."""
+    thresholds = gc.get_threshold()
+
+    def leave_garbage() -> None:
+        node = type("Node", (), {"__del__": tick} if how == "destructor" else {})()
+        node.itself = node
+        if how == "weak reference":
+            weakref.finalize(node, tick).atexit = False
+
+    def trace(*_: object) -> Any:
+        tick()
+        return trace
+
+    gc.set_threshold(20)
+    if how == "signal":
+        signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    elif how == "collector":
+        gc.callbacks.append(tick)
+    elif how == "tracer":
+        sys.settrace(trace)
+    elif how == "profiler":
+        sys.setprofile(trace)
+    try:
+        yield leave_garbage if how in ("destructor", "weak reference") else list
+    finally:
+        if how == "signal":
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        elif how == "collector":
+            gc.callbacks.remove(tick)
+        sys.settrace(None)
+        sys.setprofile(None)
+        gc.set_threshold(*thresholds)
+        gc.collect()
+
+
+@sky.compute
+def speaks_while_it_speaks(how: str, by: str, seconds: float) -> tuple[int, int]:
+    """The numbers of lines and of ticks that were printed or logged."""
+    say = print if by == "print" else logging.getLogger("tests").warning
+    lines, ticks = 0, []
+
+    def tick(*_: object) -> None:
+        say("(tick)")
+        ticks.append(1)
+
+    end = time.monotonic() + seconds
+    with _interrupting(how, tick) as invite:
+        while time.monotonic() < end:
+            invite()
+            say("(line)")
+            lines += 1
+    return lines, len(ticks)
+
+
+@sky.compute
+def is_torn_out_of_its_prints(times: int) -> int:
+    """How often an alarm has ended a loop that prints."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    torn = 0
+    for number in range(times):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + number % 10 * 0.0001)
+            while True:
+                print("(line)")
+        except TimeoutError:
+            torn += 1
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return torn
 
 
 # a node that is told to end ----------------------------------------------------------------------------------------

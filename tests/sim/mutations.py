@@ -262,20 +262,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what was queued meanwhile stays queued",
         FRAMES,
-        "            self._write(0)\n        self._flush_again()",
-        "            self._write(0)",
+        "while done and (self._queue or self._urgent) and me not in self._flushing:",
+        "if done:",
     ),
     Mutant(
         "the writer is not woken",
         FRAMES,
-        "        self._is_writers_turn = True\n        self._wake.release()",
-        "        self._is_writers_turn = True",
+        "        self._wake.put(True)",
+        "        pass",
     ),
     Mutant(
         "what the writer leaves stays queued",
         FRAMES,
-        "                self._writing.release()\n            self._flush_again()",
-        "                self._writing.release()",
+        "                while self._is_behind():",
+        "                if self._is_behind():",
     ),
     Mutant(
         "urgent frames cut into others",
@@ -301,7 +301,7 @@ REVERTS: tuple[Mutant, ...] = (
     Mutant(
         "part 1: a worker answers a cancel with a send",
         "runner/worker.py",
-        "connection.send(frame) if waits else connection.post(frame)",
+        "connection.send(frame, by_writer=self._is_open_to_code()) if waits else connection.post(frame)",
         "connection.send(frame)",
     ),
     Mutant(
