@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
-from skyward.runner import diagnosis, process
+from skyward.runner import diagnosis, main_module, process
 from skyward.runner import shared_values as shared
 from skyward.runner.calls import Calls, failure
 from skyward.runner.clients import Acceptor
@@ -384,6 +384,7 @@ def _start(control: socket.socket) -> Worker:
     place = read_place()
     worker = Worker(start, place)
     process.modules_directory = Path.cwd() / CODE_DIR
+    main_module.install(Path(start.run_dir) / f"main{start.index}.pickle")
     output.install(worker)
 
     def abandon() -> None:

@@ -7,6 +7,7 @@ buffers for pickle. Only call `loads` and `load_exception` on data from an authe
 
 from __future__ import annotations
 
+import copyreg
 import gc
 import hashlib
 import io
@@ -15,13 +16,14 @@ import struct
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from types import CodeType, FunctionType, NoneType
 from typing import Any, ClassVar
 
 import cloudpickle
 
 from skyward.errors import SerializationError
-from skyward.wire import exceptions, reasons, tensors
+from skyward.wire import by_value, exceptions, reasons, tensors
 from skyward.wire.exceptions import said
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
@@ -30,7 +32,6 @@ _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of t
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # checking more items costs more than the general pickler
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one is sent as text
-_MAIN = ("__main__", "__mp_main__")
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 Buffer = bytes | bytearray | memoryview
@@ -46,28 +47,47 @@ def _code_with_file(code: CodeType) -> tuple[Any, ...]:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's pickler with six special cases.
+    """cloudpickle's pickler with special cases.
 
-    These are files of code, decorated functions, views of buffers, exceptions, tensors, and maps of files.
+    These are files of code, decorated functions, objects of `__main__`, views of buffers, exceptions, tensors, and maps
+    of files.
     """
 
-    dispatch_table: ClassVar = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap(
+        {CodeType: _code_with_file, **by_value.TABLE}, cloudpickle.Pickler.dispatch_table
+    )
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is FunctionType:
-            if found := decorated(obj):
-                return undecorated, found
-        elif kind is memoryview:
+            return self._function(obj)
+        if issubclass(kind, type):
+            is_by_value = by_value.is_class(obj) and not is_importable(obj)
+            return by_value.reduce_class(obj) if is_by_value else super().reducer_override(obj)
+        if kind is memoryview:
             if obj.c_contiguous and obj.ndim and len(obj.format) == 1:
                 return _view, (pickle.PickleBuffer(obj), obj.format, obj.shape)
-        elif issubclass(kind, BaseException) and (reduced := exceptions.reduce(obj)):
-            return reduced
+        elif issubclass(kind, BaseException):
+            return exceptions.reduce(obj) or NotImplemented
+        elif issubclass(kind, by_value.DESCRIPTORS):
+            return by_value.reduce_descriptor(obj)
+        elif issubclass(kind, Enum) and not is_importable(kind):
+            return by_value.reduce_member(obj)
         elif tensors.is_storage(kind):
             return tensors.reduce(obj)
         elif kind.__name__ == "memmap" and kind.__module__.partition(".")[0] == "numpy":
             return _itself, (obj.view(sys.modules["numpy"].ndarray),)  # numpy would copy it into the pickle
-        return super().reducer_override(obj)
+        elif kind.__module__ in by_value.MAIN and not is_default(kind):
+            return by_value.reduce_instance(obj)
+        return NotImplemented
+
+    def _function(self, fn: FunctionType) -> Any:
+        if found := decorated(fn):
+            return undecorated, found
+        if by_value.is_program(fn.__globals__):
+            self.globals_ref.setdefault(id(fn.__globals__), by_value.attributes_of(fn.__globals__))
+        reduced = super().reducer_override(fn)
+        return reduced if reduced is NotImplemented else by_value.reduce_function(fn, reduced)
 
 
 def decorated(fn: FunctionType) -> tuple[str, str] | None:
@@ -76,13 +96,13 @@ def decorated(fn: FunctionType) -> tuple[str, str] | None:
     Such a function is sent by reference like its neighbours, so that it shares its module's globals on the node.
     """
     module = sys.modules.get(fn.__module__)
-    if module is None or fn.__module__ in _MAIN:
+    if module is None or fn.__module__ in by_value.MAIN:
         return None
     found: Any = module
     for name in fn.__qualname__.split("."):
         found = getattr(found, name, None)
-    by_value = cloudpickle.cloudpickle.list_registry_pickle_by_value()
-    if getattr(found, "fn", None) is not fn or fn.__module__ in by_value:
+    registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    if getattr(found, "fn", None) is not fn or fn.__module__ in registered:
         return None
     return fn.__module__, fn.__qualname__
 
@@ -93,11 +113,11 @@ def is_importable(obj: FunctionType | type) -> bool:
         return True
     above = obj.__module__ if isinstance(obj, FunctionType) else type.__getattribute__(obj, "__module__")
     module = sys.modules.get(above)
-    if module is None or above in _MAIN:
+    if module is None or above in by_value.MAIN:
         return False
-    by_value = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
     while above:
-        if above in by_value:
+        if above in registered:
             return False
         above = above.rpartition(".")[0]
     found: Any = module
@@ -112,6 +132,13 @@ def undecorated(module: str, qualname: str) -> Any:
     for name in (*qualname.split("."), "fn"):
         found = getattr(found, name)
     return found
+
+
+def is_default(kind: type) -> bool:
+    """Return whether objects of this class do not say themselves how they are pickled."""
+    reducers: Any = kind
+    by_class = reducers.__reduce_ex__ is object.__reduce_ex__ and reducers.__reduce__ is object.__reduce__
+    return by_class or kind in copyreg.dispatch_table
 
 
 def _itself(array: Any) -> Any:

@@ -1,0 +1,5 @@
+"""`__main__` of a process that a function on a node spawns with `multiprocessing`, which runs this module as it."""
+
+from skyward.runner.main_module import restore
+
+restore(globals())
