@@ -141,7 +141,9 @@ _written: dict[str, bytes] = {}  # digests of the files that this process was se
 _is_replaced = False
 
 
-def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str] = ()) -> None:
+def place_modules(
+    files: tuple[tuple[str, bytes], ...], programs: Collection[str] = (), roots: Collection[str] = ()
+) -> None:
     """Write the user's local modules to where they can be imported; each file appears complete or not at all.
 
     In an image with `bake=True` they are part of the image, with the other included files. Those are linked next to the
@@ -150,6 +152,7 @@ def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str
     Args:
         files: paths below the directory, and contents.
         programs: the paths that are to be executable.
+        roots: folders that modules are imported from, beside the directory itself.
 
     Raises:
         WireError: a path leads out of the directory.
@@ -163,11 +166,12 @@ def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str
         if not path.parent.resolve().is_relative_to(root.resolve()):
             raise WireError(f"The client sent a module outside its directory: {name!r}.")
         digest = hashlib.blake2b(data, digest_size=16).digest()
-        _is_replaced |= _written.get(name, digest) != digest
+        _is_replaced |= name.endswith(".py") and _written.get(name, digest) != digest
         _written[name] = digest
         _place(path, data, int.from_bytes(digest[:4], "big") >> 1, is_program=name in programs)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    for folder in (str(root), *(str(root / each) for each in sorted(roots))):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     importlib.invalidate_caches()
 
 

@@ -68,11 +68,12 @@ def pack(run: RunRecord, pool: Declared, target: Path) -> Sequence[str]:
     with _searching(searched):
         modules = bundle_modules(names)
     files |= {str(root / name): data for name, data in modules.files}
+    programs = included.programs | {str(root / name) for name in modules.programs}
     target.mkdir(mode=0o700)
     for name, data in files.items():
         path = target / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = 0o700 if name in included.programs else 0o600
+        mode = 0o700 if name in programs else 0o600
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
     return words

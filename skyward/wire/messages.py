@@ -22,7 +22,7 @@ class Kind(IntEnum):
     VERSIONS = 1  # runner -> client, once: JSON of `handshake.versions()`
 
     # client -> worker
-    CODE = 10  # pickled: tuple of (path, bytes), files that functions import, and the paths of executables
+    CODE = 10  # pickled: files that functions import as (path, bytes), paths of executables, folders for sys.path
     SETUP = 11  # JSON of secret variables; pickled plugins, if any, in the buffers; answered by READY or ERROR
     FUNCTION = 12  # id = number of the function on this connection; pickled function; JSON of requirements as buffer
     CALL = 13  # CALL_HEAD, then pickled (args, kwargs); of a BATCH, arguments of several calls packed by `wire.batch`

@@ -151,7 +151,10 @@ def advice_on(error: BaseException, text: str) -> tuple[str, ...]:
     """Return what to do about an exception raised on a node, if that is known."""
     notes = []
     if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
-        notes.append("Of local modules only Python files are sent: add other files to Image(includes=[...]).")
+        notes.append(
+            "Packages are sent without what git ignores, what looks like credentials, and their largest files if all "
+            "exceed 20 MB; other folders only with the modules that are imported. Add files to Image(includes=[...])."
+        )
     if ENV_VAR in os.environ:
         if isinstance(error, ModuleNotFoundError):
             notes.append(_remedy(error))

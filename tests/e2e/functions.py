@@ -74,11 +74,11 @@ def lengths(names: list[str]) -> dict[str, int]:
 
 
 @sky.compute
-def files_beside(name: str) -> list[str]:
-    """The files of the directory of `sys.path` that has an entry of that name, without those of this package."""
-    root = next(Path(place) for place in sys.path if (Path(place) / name).exists())
-    files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
-    return sorted(file for file in files if not file.startswith("tests/"))
+def files_beside(*names: str) -> list[str]:
+    """The files with these names, or in folders of these names, in the directory of `sys.path` that has the first."""
+    root = next(Path(place) for place in sys.path if (Path(place) / names[0]).exists())
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    return sorted(file.as_posix() for file in files if file.parts[0] in names)
 
 
 @sky.compute

@@ -30,4 +30,4 @@ def test_nodes_get_what_is_meant(project: Path, bake: bool) -> None:
     provider = sky.Docker() if bake else sky.Local()
     image = sky.Image(includes=["my src", "src.key"], bake=bake)
     with sky.ComputePool(provider, image=image, display="quiet") as pool:
-        assert files_beside("my src") >> pool == EXPECTED
+        assert files_beside("my src", "src.key", "other.py") >> pool == EXPECTED

@@ -16,6 +16,7 @@ import pytest
 import skyward
 from skyward._pool.code import bundle as code
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
+from skyward._pool.code.reloads import LoadedModules
 from skyward.errors import ConfigError, SerializationError
 
 Project = Callable[[dict[str, str]], Path]
@@ -45,7 +46,7 @@ def paths(obj: object) -> list[str]:
 
 
 def test_a_function_of_a_module_brings_its_module(project: Project) -> None:
-    """The module a function lives in, and what that imports, at its top or in functions, are sent."""
+    """The module a function lives in, and what that imports, at its top or in functions, are sent; packages whole."""
     project(
         {
             "train.py": "import os, json, numpy\nimport settings\nfrom layers import dense\ndef fit(): import late",
@@ -66,10 +67,111 @@ def test_a_function_of_a_module_brings_its_module(project: Project) -> None:
         "layers/__init__.py",
         "layers/base.py",
         "layers/dense.py",
+        "layers/unused.py",
         "optional.py",
         "settings.py",
         "train.py",
     ]
+
+
+PACKAGE = {
+    "pkg/__init__.py": "",
+    "pkg/found_late.py": "import beside",
+    "pkg/data/table.csv": "1",
+    "pkg/.hidden": "1",
+    "pkg/tools/run.sh": "true",
+    "beside.py": "",
+    # not sent
+    ".gitignore": "*.log\ngenerated*\n",
+    "pkg/generated_and_unused.py": "",
+    "pkg/train.log": "",
+    "pkg/.env": "",
+    "pkg/robot.json": "-----BEGIN PRIVATE KEY-----",
+    "pkg/.hg/x": "",
+    "pkg/.cache/x/y": "",
+    "pkg/__pycache__/x.pyc": "",
+    "pkg/env/pyvenv.cfg": "",
+    "pkg/env/lib/x.py": "",
+    "other/__init__.py": "",
+}
+SENT = ["beside.py", *(f"pkg/{name}" for name in (".hidden", "__init__.py", "data/table.csv", "found_late.py"))]
+
+
+@pytest.mark.parametrize(
+    ("files", "uses", "sent"),
+    [
+        ({}, "import pkg", SENT),
+        ({}, "from pkg.found_late import a", SENT),
+        ({}, "import pkg as a; import os.path as b", SENT),
+        ({}, "from pkg import (  # comment, with comma\n    found_late as a,\n)", SENT),
+        ({}, "if True: import \\\n   pkg", SENT),
+        ({"pkg/__init__.py": "from .generated import a"}, "import pkg", None),
+        ({"pkg/__init__.py": "from . import generated"}, "import pkg", None),
+        # folders without __init__.py: the one that holds what is imported, not all that share its name
+        ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "from space.one.a import x", "one"),
+        ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "import space.one", "one"),
+        ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "import space", "one two"),
+        ({"wandb/run/log.txt": ""}, "import wandb", []),
+    ],
+)
+def test_a_package_is_sent_whole(project: Project, files: dict[str, str], uses: str, sent: Any) -> None:
+    """Modules that are found at run time and data; not what git ignores unless it is imported, caches, credentials."""
+    root = project({**PACKAGE, "pkg/generated.py": "", **files, "uses.py": f"def f():\n    {uses}"})
+    (root / "pkg/tools/run.sh").chmod(0o755)
+    bundle = local_modules(importlib.import_module("uses").f)
+    found = [path for path, _ in bundle.files if path != "uses.py"]
+
+    if isinstance(sent, str):
+        names = {"one": ["space/one/a.py", "space/one/b.csv"], "two": ["space/two/c.py"]}
+        assert found == [path for word in sent.split() for path in names[word]]
+    else:
+        expected = [*SENT, "pkg/generated.py"] if sent is None else sent
+        assert found == (sorted([*expected, "pkg/tools/run.sh"]) if expected else [])
+        assert bundle.programs == ({"pkg/tools/run.sh"} if expected else set())
+
+
+def test_a_loaded_module_is_sent_though_git_ignores_it(project: Project) -> None:
+    """However it was imported."""
+    project({**PACKAGE, "pkg/generated_at_run_time.py": "def f(): pass"})
+    assert "pkg/generated_at_run_time.py" not in paths(importlib.import_module("pkg.found_late"))
+    importlib.import_module("pkg.generated_at_run_time")
+
+    assert "pkg/generated_at_run_time.py" in paths(importlib.import_module("pkg"))
+
+
+def test_what_is_too_large_is_left_out_and_said_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest data files; modules never."""
+    monkeypatch.setattr(code, "MAX_BYTES", 1 << 20)
+    sizes = {"m.py": 600_000, "a.bin": 700_000, "b.bin": 400_000, "c.bin": 10_000, "d.bin": 300_000}
+    project(
+        {"pkg/__init__.py": "", ".gitignore": "*.log", **{f"pkg/{name}": "#" * size for name, size in sizes.items()}}
+    )
+    told: list[str] = []
+    loaded = LoadedModules(told.append)
+    for _ in range(2):
+        bundle = local_modules(importlib.import_module("pkg"), loaded)
+        assert [path for path, _ in bundle.files] == [
+            f"pkg/{name}" for name in ("__init__.py", "c.bin", "d.bin", "m.py")
+        ]
+
+    assert len(told) == 1
+    assert "a.bin (0.7 MB)" in told[0]
+    assert "b.bin (0.4 MB). At most 1 MB" in told[0]
+    assert "Image(includes=[...])" in told[0]
+
+
+def test_files_lie_on_nodes_as_they_lie_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative to the working directory, beside included files; modules from elsewhere by their names."""
+    root = project({"src/pkg/__init__.py": "", "src/pkg/a.csv": "", "flat.py": ""})
+    monkeypatch.syspath_prepend(root / "src")
+    pkg, flat = importlib.import_module("pkg"), importlib.import_module("flat")
+    found = local_modules((pkg, flat), LoadedModules(base=root))
+    elsewhere = local_modules((pkg, flat), LoadedModules(base=root / "src" / "deep"))
+
+    assert [path for path, _ in found.files] == ["flat.py", "src/pkg/__init__.py", "src/pkg/a.csv"]
+    assert found.roots == {"src"}
+    assert [path for path, _ in elsewhere.files] == ["flat.py", "pkg/__init__.py", "pkg/a.csv"]
+    assert elsewhere.roots == set()
 
 
 @pytest.fixture
@@ -116,17 +218,6 @@ def test_editable_installs_are_local(project: Project, bundle: Path, monkeypatch
     project({"uses.py": "def f():\n    import editable_pkg"})
 
     assert paths(importlib.import_module("uses").f) == ["editable_pkg.py", "uses.py"]
-
-
-def test_the_digest_is_that_of_the_content(project: Project) -> None:
-    """Equal files give an equal bundle, changed content another digest."""
-    root = project({"one.py": "def f(): pass"})
-    one = importlib.import_module("one")
-    first, again = local_modules(one.f), local_modules(one.f)
-    (root / "one.py").write_text("def f(): return 1")
-
-    assert first == again
-    assert first.digest != local_modules(one.f).digest
 
 
 def test_too_much_local_code_is_refused(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_
+from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -79,7 +80,7 @@ class Functions:
 
     def __init__(self, *, tell: Callable[[str], object] = lambda _line: None) -> None:
         self._lock = threading.RLock()
-        self._modules = LoadedModules(tell)
+        self._modules = LoadedModules(tell, Path.cwd())
         self._by_object: dict[int, _Snapshot] = {}
         self._by_digest: dict[bytes, Function] = {}
         self._of_series: dict[tuple[Callable[..., Any], str, frozenset[str]], _Snapshot] = {}
@@ -116,7 +117,7 @@ class Functions:
         if known is not None and known.is_current(generation):
             return known.function
         with self._lock:
-            bundle = bundle_modules(modules, self._modules.get)
+            bundle = bundle_modules(modules, self._modules)
             _, data = payload.dumps_function(fn)
             function = Function(next(self._numbers), name, data, bundle, latest=self._modules.latest)
             self._of_series[key] = _Snapshot(fn, function, None, generation)
@@ -125,7 +126,7 @@ class Functions:
     def _taken(self, fn: Callable[..., Any], known: _Snapshot | None) -> Function:
         """Return the function in its present state, and record that."""
         generation, watch = self._modules.generation(), Watch(fn)  # first, so that the next call detects later changes
-        bundle: CodeBundle = local_modules(fn, self._modules.get)
+        bundle: CodeBundle = local_modules(fn, self._modules)
         digest, data = payload.dumps_function(fn)
         function = same = self._by_digest.get(digest)
         if function is None or function.bundle != bundle:

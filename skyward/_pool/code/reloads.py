@@ -1,9 +1,9 @@
-"""Local modules as this program has loaded them, and whether it has loaded them again.
+"""Local modules and packages as this program has loaded them, and whether it has loaded them again.
 
 A module has the same content on all nodes until this program reloads it: with `importlib.reload`, by an import after it
 was deleted from `sys.modules`, or by IPython's autoreload, which may change functions in place. A module that this
-program has not imported is compared by its file, since an import would load the present file. If a file was edited
-after this program imported it, nodes run other code than this program, which is reported.
+program has not imported, and a data file of a package, is compared by its file, since an import would load that. If a
+file was edited after this program imported it, nodes run other code than this program, which is reported.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from skyward._pool.code.bundle import namespace, read_module
+from skyward.errors import SerializationError, SkywardError
+from skyward.system import time
+
+_MANY = 64  # files and folders that are looked at for each call, which takes 1 to 4 us for each
+_PAUSE = 50  # between two looks at more of them, as a multiple of the time that a look takes
 
 
 @dataclass(slots=True)
 class LoadedModule:
-    """A local module whose file was read.
+    """A local module, or data file of a package, that was read.
 
     Attributes:
-        name, file: the module's name and the path of its file.
+        name, file: the module's name, for a data file its path, and the path of the file.
         data: the content of the file when the module was first seen in its present state.
         module: the module object; None if this program has not imported it.
         spec: its specification, which a reload replaces.
@@ -47,35 +51,52 @@ class LoadedModule:
             SerializationError: its file cannot be read.
         """
         module, stamp = sys.modules.get(name), _stamp(file)
-        return cls(name, file, read_module(name, file, ""), module, _space_of(module).get("__spec__"), stamp)
+        return cls(name, file, read_file(file, SerializationError), module, _space_of(module).get("__spec__"), stamp)
 
-    def is_current(self) -> bool:
-        """Return whether the module has not been reloaded or, if not imported, its file not changed since `read`.
-
-        IPython's autoreload updates a module in place when its file has changed.
-        """
+    def is_current(self, *, by_file: bool) -> bool:
+        """Return whether the module has not been reloaded or, with `by_file`, its file not changed since `read`."""
         module = sys.modules.get(self.name)
         if module is not self.module or (module is not None and namespace(module).get("__spec__") is not self.spec):
             return False
-        by_file = module is None or "IPython.extensions.autoreload" in sys.modules
-        return not by_file or _stamp(self.file) == self.stamp
+        return not (by_file and self.is_compared_by_file()) or _stamp(self.file) == self.stamp
+
+    def is_compared_by_file(self) -> bool:
+        """Return whether the present file is what an import or this program would read."""
+        # autoreload updates a module in place when its file has changed
+        return self.module is None or "IPython.extensions.autoreload" in sys.modules
+
+
+class PackageFile(NamedTuple):
+    """A file in the folder of a package, by its name relative to that; `refusal` is why it is not sent, or ""."""
+
+    name: str
+    file: Path
+    refusal: str
+    size: int
+    is_program: bool
 
 
 class LoadedModules:
     """The local modules of one pool.
 
     Args:
-        tell: prints warnings about modules whose file is not what this program has imported.
+        tell: prints warnings about modules whose file is not what this program has imported, and files that are not
+            sent.
+        base: files below this folder have the same path on nodes, relative to it; those of other modules begin with the
+            name of the module. None if all do.
 
     Attributes:
         latest: the current content of each file for nodes, by its path there.
     """
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[str], object] | None = None, base: Path | None = None) -> None:
+        self._tell, self.base = tell, base
         self.latest: dict[str, bytes] = {}
         self._known: dict[str, LoadedModule] = {}
+        self._packages: dict[tuple[Path, bool], tuple[list[PackageFile], dict[Path, object]]] = {}
+        self._told: set[str] = set()
         self._generation = 0
+        self._look_at = 0.0
 
     def get(self, name: str, file: Path, path: str) -> bytes:
         """Return the content of a module, read again if it has changed; `path` is the path of its file on nodes.
@@ -84,23 +105,76 @@ class LoadedModules:
             SerializationError: its file cannot be read.
         """
         known = self._known.get(name)
-        if known is None or known.file != file or not known.is_current():
+        if known is None or known.file != file or not known.is_current(by_file=True):
             known = self._known[name] = LoadedModule.read(name, file)
-            if known.module is not None and _is_edited(_space_of(known.module), known.data):
-                self._tell(
+            if self._tell and known.module is not None and _is_edited(_space_of(known.module), known.data):
+                self.tell(
                     f"{name} ({file}) was edited after this program imported it: nodes run the file as it is now. Load "
                     "it again with importlib.reload, or restart the program."
                 )
-            self.latest[path] = known.data
+        self.latest[path] = known.data
         return known.data
 
+    def package(self, folder: Path, *, whole: bool) -> list[PackageFile]:
+        """Return the files in a folder of a package, as found when a file or folder in it last changed.
+
+        Unless `whole`, folders below it that contain modules are left out.
+
+        Raises:
+            ConfigError: a file or folder cannot be read.
+        """
+        key = folder, whole
+        if key not in self._packages:
+            from skyward.builder.files.included import package_files  # most functions need no package
+
+            found, folders = package_files(folder, whole=whole)
+            files = [PackageFile(*each, *_size_and_mode(each[1])) for each in found]
+            self._packages[key] = files, {each: _stamp(each) for each in folders}
+        return self._packages[key][0]
+
+    def tell(self, line: str) -> None:
+        """Print a warning once."""
+        if self._tell and line not in self._told:
+            self._told.add(line)
+            self._tell(line)
+
     def generation(self) -> int:
-        """Return a number that is another one when a module was reloaded. Called at every call: 0.4 us per module."""
-        stale = [name for name, each in tuple(self._known.items()) if not each.is_current()]
-        if stale:
+        """Return a number that is another one when a module was reloaded or a file has changed.
+
+        Called at every call: 0.4 us per imported module, and 1 to 4 us per other file, if they are many not every time.
+        """
+        now = time.monotonic()
+        by_file = now >= self._look_at
+        stale = [name for name, each in tuple(self._known.items()) if not each.is_current(by_file=by_file)]
+        changed = False
+        if by_file:
+            folders = [each for _, stamps in tuple(self._packages.values()) for each in stamps.items()]
+            changed = any(_stamp(folder) != stamp for folder, stamp in folders)
+            count = len(folders) + sum(each.is_compared_by_file() for each in tuple(self._known.values()))
+            self._look_at = now + _PAUSE * (time.monotonic() - now) if count > _MANY else 0.0
+        if stale or changed:
             self._known = {name: each for name, each in self._known.items() if name not in stale}
+            self._packages = {}
             self._generation += 1
         return self._generation
+
+
+def read_file(file: Path, error: type[SkywardError]) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        `error`: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as problem:
+        raise error(f"{file} must be sent to the nodes but cannot be read: {problem.strerror}.") from problem
+
+
+def namespace(module: ModuleType) -> dict[str, Any]:
+    """Return a module's namespace, bypassing any `__getattribute__` of its own, which may load it."""
+    names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
+    return names
 
 
 def _space_of(module: ModuleType | None) -> dict[str, Any]:
@@ -132,6 +206,14 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes_in(constant)
+
+
+def _size_and_mode(file: Path) -> tuple[int, bool]:
+    try:
+        status = file.stat()
+    except OSError:  # it is gone
+        return 0, False
+    return status.st_size, bool(status.st_mode & 0o111)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

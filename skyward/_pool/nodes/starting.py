@@ -6,9 +6,11 @@ The set-up sends included files, secrets and plugins to all workers at once, and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from skyward._pool.background import Timers
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
+from skyward._pool.code.reloads import LoadedModules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.config import PoolConfig, accelerator_info
@@ -123,7 +125,7 @@ class WorkerSetup:
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
             data, buffers = payload.dumps(setup)
             plugins = (data, *buffers)
-            self._send(local_modules(setup))  # hooks may be in the user's modules
+            self._send(local_modules(setup, LoadedModules(base=Path.cwd())))  # hooks may be in the user's modules
         if plugins or settings.secrets:
             self._setup = Frame(Kind.SETUP, SETUP, encode(dict(settings.secrets)), plugins)
         if not image.bake:
@@ -138,10 +140,9 @@ class WorkerSetup:
         self._send(bundle_paths(image.includes, image.excludes))
 
     def _send(self, bundle: CodeBundle) -> None:
-        known = self._sent
-        self._sent = sent = CodeBundle.of(dict(known.files) | dict(bundle.files), known.programs | bundle.programs)
+        self._sent = sent = self._sent | bundle
         if sent.files:
-            self._code = Frame(Kind.CODE, 0, *payload.dumps((sent.files, sent.programs)))
+            self._code = Frame(Kind.CODE, 0, *payload.dumps((sent.files, sent.programs, sent.roots)))
 
     def enter(self, workers: Sequence[tuple[NodeClient, WorkerClient]], clock: Timers) -> None:
         """Send these workers the files, then enter the plugins on all together: collective ones wait for each other.

@@ -138,11 +138,11 @@ class WorkerClient:
 
     def _post_function(self, function: Function) -> None:
         files = [(path, data) for path, data in function.files() if self._files.get(path) != data]
-        if files:
-            if not self._files.keys().isdisjoint(path for path, _ in files):
-                self._functions.clear()  # replacing a file makes the worker import all again and reload functions
+        if files and (bundle := function.bundle):
+            if not self._files.keys().isdisjoint(path for path, _ in files if path.endswith(".py")):
+                self._functions.clear()  # replacing a module makes the worker import all again and reload functions
             self._files.update(files)
-            self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), frozenset()))))
+            self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), bundle.programs, bundle.roots))))
         if function.number not in self._functions:
             self._drop_functions()
             self.connection.enqueue(Frame(Kind.FUNCTION, function.number, function.data, function.wishes()))

@@ -1,4 +1,7 @@
-"""The search for the files of `Image.includes` and of local projects, without excluded, ignored and secret ones."""
+"""The search for the files of `Image.includes`, of local packages that functions import and of local projects.
+
+Files that are excluded, ignored by git or look like credentials are left out.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyward.builder.events import readable, warn
 from skyward.builder.files.ignore import Ignore
 from skyward.errors import ConfigError
+from skyward.model.image import DEFAULT_EXCLUDES
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -23,6 +28,7 @@ _Found = tuple[str, Path, str]  # name, location, and why it is refused; "" if i
 _GitRules = tuple[tuple[Path, "GitIgnoreSpec"], ...]  # folders with a .gitignore, from the outermost to the innermost
 _MANY_BYTES = 50 * 10**6  # enough for a warning
 _LISTED = 10  # names in a message
+MAX_FILES = 10_000  # of one package; searching them takes a second
 _SECRET = re.compile(
     r"(.*/)?(\.(ssh|aws|azure|gnupg|kube)/.*|\.config/gcloud/.*|\.docker/config\.json"
     r"|\.env(rc|\..+)?|.+\.env|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.+\.(key|p12|pfx)"
@@ -91,16 +97,29 @@ def project_files(folder: Path, excludes: Sequence[str]) -> tuple[tuple[str, Pat
     Raises:
         ConfigError: a file or folder cannot be read.
     """
-    # single files may be linked from anywhere, as LICENSE often is in a repository of several projects
-    scope = _Scope(base=folder, within=os.path.realpath(folder), ignores=((folder, Ignore(excludes)),), is_project=True)
     with _readable():
-        found = list(_walk(folder, scope))
+        found = list(_walk(folder, _Scope.whole(folder, Ignore(excludes), git=None)))
     if refused := [f"{name}: {reason}" for name, _, reason in found if reason]:
         warn(
             f"{len(refused)} entries of the project {folder} are kept out of its build. "
             f"{'; '.join(refused[:_LISTED])}. If the package needs one, make a wheel of it and name that."
         )
     return tuple(sorted((name, path) for name, path, reason in found if not reason))
+
+
+def package_files(folder: Path, *, whole: bool) -> tuple[list[_Found], list[Path]]:
+    """Return the files in the folder of a local package, and the folders that were searched.
+
+    Caches, hidden folders, environments and what git ignores are left out, and unless `whole` packages in it.
+
+    Raises:
+        ConfigError: a file or folder cannot be read.
+    """
+    folders = list[Path]()
+    ignore = Ignore((*DEFAULT_EXCLUDES, "**/.*/*"))
+    scope = _Scope.whole(folder, ignore, _git_rules_above(folder, folder.parent))
+    with _readable():
+        return list(islice(_walk(folder, replace(scope, folders=folders, takes_packages=whole)), MAX_FILES)), folders
 
 
 def largest(files: Mapping[str, Path]) -> str:
@@ -148,19 +167,29 @@ class _Scope:
         base: base of the names of files.
         within: real path of the folder that links may lead to.
         ignores: patterns in Docker's format, and the folders that their paths are relative to.
-        git: rules of the `.gitignore` files so far.
+        git: rules of the `.gitignore` files so far; None if these do not count.
         named: paths that are taken separately.
         above: real paths of the folders that are being searched, to detect links that lead back.
-        is_project: whether no `.gitignore` counts, and links to files may lead anywhere.
+        is_whole: whether links to files may lead anywhere.
+        folders: receives each folder that is searched.
+        takes_packages: whether folders with modules are searched.
     """
 
     base: Path
     within: str
     ignores: tuple[tuple[Path, Ignore], ...]
-    git: _GitRules = ()
+    git: _GitRules | None = ()
     named: frozenset[Path] = frozenset()
     above: tuple[str, ...] = ()
-    is_project: bool = False
+    is_whole: bool = False
+    folders: list[Path] = field(default_factory=list)
+    takes_packages: bool = True
+
+    @classmethod
+    def whole(cls, folder: Path, ignore: Ignore, git: _GitRules | None) -> _Scope:
+        """Return the rules for a project or package."""
+        # single files may be linked from anywhere, as LICENSE often is in a repository of several projects
+        return cls(base=folder, within=os.path.realpath(folder), ignores=((folder, ignore),), git=git, is_whole=True)
 
     def leaves_out(self, path: Path, *, is_folder: bool) -> bool:
         """Return whether patterns exclude a path, with no exception below it."""
@@ -168,7 +197,7 @@ class _Scope:
             ignore(path.relative_to(folder).as_posix()) and not (is_folder and ignore.has_exceptions)
             for folder, ignore in self.ignores
         )
-        return by_docker or _is_ignored(self.git, path, is_folder=is_folder and not path.is_symlink())
+        return by_docker or _is_ignored(self.git or (), path, is_folder=is_folder and not path.is_symlink())
 
 
 def _search(path: Path, root: Path, excluded: Ignore, named: frozenset[Path], *, is_named: bool) -> Iterator[_Found]:
@@ -195,7 +224,8 @@ def _search(path: Path, root: Path, excluded: Ignore, named: frozenset[Path], *,
 
 def _walk(folder: Path, scope: _Scope) -> Iterator[_Found]:
     """Yield the files in a folder."""
-    git = scope.git if scope.is_project else (*scope.git, *_git_rules(folder))
+    scope.folders.append(folder)
+    git = None if scope.git is None else (*scope.git, *_git_rules(folder))
     inner = replace(scope, git=git, above=(*scope.above, os.path.realpath(folder)))
     for path in sorted(folder.iterdir()):
         if path not in scope.named:
@@ -207,10 +237,14 @@ def _visit(path: Path, scope: _Scope) -> Iterator[_Found]:
     name, is_folder = path.relative_to(scope.base).as_posix(), path.is_dir()
     if scope.leaves_out(path, is_folder=is_folder) or not path.exists():
         return
+    if is_folder and ((path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()):
+        return  # an environment
+    if is_folder and not scope.takes_packages and any(path.glob("*.py")):
+        return
     real = os.path.realpath(path) if path.is_symlink() else ""
     if real and any(Path(folder).is_relative_to(real) for folder in scope.above):
         return
-    if real and not Path(real).is_relative_to(scope.within) and (is_folder or not scope.is_project):
+    if real and not Path(real).is_relative_to(scope.within) and (is_folder or not scope.is_whole):
         yield name, path, f"a link that leads out, to {real}"
     elif is_folder:
         yield from _walk(path, scope)

@@ -271,6 +271,26 @@ def test_a_module_that_the_program_has_not_imported_is_compared_by_its_file(loca
     assert dict(second.files())["late_of_mine.py"] == b"VALUE = 22\n"
 
 
+def test_the_files_of_a_package_are_compared(local: Path) -> None:
+    """Data that changes and files that appear are sent with the next call, without loading a module again."""
+    (local / "pkg_of_mine").mkdir()
+    (local / "pkg_of_mine/__init__.py").write_text("def f(): pass")
+    (local / "pkg_of_mine/words.txt").write_text("a")
+    functions, fn = Functions(), importlib.import_module("pkg_of_mine").f
+    first = functions.get(fn)
+    assert functions.get(fn) is first
+
+    for name, text in (("words.txt", "bc"), ("new.txt", ""), ("deep/new.py", "")):
+        path = local / "pkg_of_mine" / name
+        path.parent.mkdir(exist_ok=True)
+        assert functions.get(fn) == first
+        path.write_text(text)
+        second = functions.get(fn)
+        assert second.number != first.number
+        assert dict(second.files())[f"pkg_of_mine/{name}"] == text.encode()
+        first = second
+
+
 def test_a_module_that_was_edited_before_it_is_sent_is_named(local: Path) -> None:
     """Nodes run its file, this program what it has imported; once it is loaded again, there is nothing to say."""
     written(local, "edited_of_mine", "def f(): return 1\n")

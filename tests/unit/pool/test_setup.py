@@ -135,4 +135,4 @@ def test_what_is_to_be_baked_is_sent_where_there_is_no_image(clock: Timers, tmp_
 
     assert start.enter(0, 1)() is None
     (frame,) = sent(start.workers[0], Kind.CODE)
-    assert payload.loads(frame.head, frame.buffers) == ((("tool.sh", b"exit 3"),), frozenset({"tool.sh"}))
+    assert payload.loads(frame.head, frame.buffers) == ((("tool.sh", b"exit 3"),), {"tool.sh"}, set())

@@ -60,3 +60,17 @@ def test_a_path_that_leads_out_is_refused(root: Path, name: str) -> None:
     """Nothing is written there."""
     with pytest.raises(WireError, match="outside its directory"):
         process.place_modules(((name, b""),))
+
+
+def test_other_data_does_not_load_modules_again(root: Path) -> None:
+    """A module that is sent again does; it is imported from the folder that it is imported from on the client."""
+    process.place_modules((("src/of_src/__init__.py", b"A = 1"), ("src/of_src/t.csv", b"1")), roots=["src"])
+    module = importlib.import_module("of_src")
+    process.place_modules((("src/of_src/t.csv", b"2"),))
+    process.forget_replaced_modules()
+    assert sys.modules["of_src"] is module
+    assert Path(str(module.__file__)).with_name("t.csv").read_bytes() == b"2"
+
+    process.place_modules((("src/of_src/__init__.py", b"A = 2"),))
+    process.forget_replaced_modules()
+    assert importlib.import_module("of_src").A == 2
