@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from skyward.model.instance import DISMISS, ENV_VAR, PROCESSES_VAR, RUN_DIR_VAR,
 from skyward.nodes.local_host import gpus_of
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
-from skyward.nodes.run_directory import note_process, noted_process
+from skyward.nodes.run_directory import note_process, noted_process, remove
 from skyward.runner.children import wait_unreaped
 from skyward.runner.config import GPUS_VAR
 from skyward.system import socket, threading, time
@@ -69,7 +68,7 @@ class AdoptedProcess:
         if self.wait(_GRACE_S) is None:
             self._signal(signal.SIGKILL)
             self.wait(_KILLED_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove(self._directory)
 
     def _signal(self, number: int) -> None:
         if self._id is not None and not self._id.is_gone():

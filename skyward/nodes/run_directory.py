@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from skyward.errors import ProviderError, WireError
-from skyward.model.instance import KEY_FILE
+from skyward.model.instance import KEY_FILE, RUN_DIR_VAR
 from skyward.nodes.process_id import ProcessId
 from skyward.records.kept_pool import KeptPool, PoolLock, pool_folder, pool_records
 from skyward.system import time
@@ -30,6 +31,7 @@ _PROCESS_FILE = "process"
 _PREFIX = "skyward-"
 _LONGEST = 107  # characters in the path of a unix socket
 _ROOM = 64  # of these, reserved for what follows the base: pool, node, name of the socket
+_KILLED_S = 5.0  # how long killed processes may take to end
 _LATE_S = 60  # after the end of kept nodes until their record is removed
 
 
@@ -133,8 +135,8 @@ class PoolDirectory:
                 yield {**about, "directory": node}, process
 
     def remove(self) -> None:
-        """Remove the directory with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the directory with everything in it, after ending processes left behind by nodes."""
+        remove(self.path)
 
 
 def share(directory: Path, owner: int | None) -> None:
@@ -152,6 +154,24 @@ def share(directory: Path, owner: int | None) -> None:
     elif owner != os.geteuid():
         for path in paths:
             os.chown(path, owner, -1)
+
+
+def remove(directory: Path) -> None:
+    """Remove the directory of a node or a pool, and kill processes that functions have left behind there.
+
+    The agents of nodes that are processes do the latter, too, unless they were killed. Linux shows which processes have
+    the directory in their environment.
+    """
+    mark, is_left = os.fsencode(f"\0{RUN_DIR_VAR}={directory}"), True
+    deadline = time.monotonic() + _KILLED_S
+    while is_left and time.monotonic() < deadline:
+        is_left = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if mark in b"\0" + path.read_bytes() and path.parent.name != str(os.getpid()):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    is_left = True
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def note_process(directory: Path, pid: int, **about: Any) -> None:

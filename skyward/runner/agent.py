@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from skyward.runner.cleaning import cleaner
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
 from skyward.runner.diagnosis import dump_file, read_dump
+from skyward.runner.entry import container
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.system.process_end import on_signals
@@ -86,6 +88,8 @@ class Agent:
         self._told_to_end = threading.Event()  # by a signal
         self._contact = time.monotonic()
         self._oom = OomCounter()
+        # whether to end what functions leave behind, whatever its session; elsewhere the container's end does that
+        self._adopts = PROCESSES_VAR in os.environ and sys.platform == "linux"
         self._measuring = threading.Lock()
         self._usage: UsageMeter | None = None
         self._watchers = [self._thread(self._keep_alive, child) for child in children]
@@ -100,7 +104,13 @@ class Agent:
             self._told_to_end.set()
             self._inbox.put(dismissed if number == signal.Signals[DISMISS] else ended)
 
-        on_signals((signal.SIGTERM, signal.SIGINT, signal.Signals[DISMISS]), end_by)
+        def on_signal(number: int) -> None:
+            self._release_orphans() if number == signal.SIGCHLD else end_by(number)
+
+        ends = (signal.SIGTERM, signal.SIGINT, signal.Signals[DISMISS])
+        on_signals((*ends, signal.SIGCHLD) if self._adopts else ends, on_signal)
+        if self._adopts:
+            container.adopt_orphans()
         end = End(EXIT_FAILED)
         try:
             end = self._serve()
@@ -164,6 +174,17 @@ class Agent:
             client.close(LAST_WORDS_S)
         for path in (*self._run_dir.glob("*.sock"), *self._run_dir.glob("*.stack")):
             path.unlink(missing_ok=True)
+        if self._adopts:
+            container.end_descendants()
+
+    def _release_orphans(self) -> None:
+        """Release processes that have ended and whose parent this process has become."""
+        with self._lock:
+            workers = {child.pid for child in self._children}
+            for pid in container.children():
+                if pid not in workers:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
 
     # Workers
 

@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 class Child:
     """One worker process, from its start to its exit.
 
-    It leads its own session, so that everything its tasks started can be killed with it. It receives its settings over
+    It leads its own session, so that what its tasks started in it can be killed with it. It receives its settings over
     the private socket; the end of that socket means that the agent has ended.
 
     Attributes:
@@ -70,6 +70,11 @@ class Child:
                 start_new_session=True,
             )
         self._tell(asdict(start))
+
+    @property
+    def pid(self) -> int:
+        """Its process ID."""
+        return self._process.pid
 
     def ask_exit(self, grace_s: float) -> None:
         """Ask it to exit its contexts and end within `grace_s`."""

@@ -18,10 +18,16 @@ def cleaner(reset: str, run_dir: Path) -> Callable[[], str]:
 
 
 def folder_cleaner(folder: Path) -> Callable[[], str]:
-    """Return a function that empties a working directory, all that a node has to itself if it is a plain process."""
+    """Return a function that empties a working directory, all that a node has to itself if it is a plain process.
+
+    Processes left behind are killed first.
+    """
     from shutil import rmtree  # most nodes need neither this nor the cleaning of containers
 
+    from skyward.runner.entry.container import end_descendants
+
     def clean() -> str:
+        end_descendants()
         for path in folder.iterdir():
             try:
                 rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

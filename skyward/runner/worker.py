@@ -6,6 +6,7 @@ socket; if that socket closes, the agent has ended, and the worker ends too.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ from skyward.runner.process import end_child, on_fork
 from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, environment, output
 from skyward.runtime.ranks import install_gather
-from skyward.system import SimpleQueue, socket, threading, time
+from skyward.system import SimpleQueue, process_end, socket, threading, time
 from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
@@ -63,6 +64,7 @@ class Worker:
         self._setting_up = self._leaving = False
         self._claims = threading.Lock()  # guards the flags below, and the step from a queued to a running call
         self._retiring = False  # whether calls are no longer started because a fresh process will replace this one
+        self.grace_s = _HOOKS_S  # until this process is killed, from when it is told to end
         self._retired = False  # whether the client has been told that none of the calls queued here has begun
         self._requests = Requests(self._ask, self._current, Path.cwd() / CHECKPOINTS)
         install_gather(self._requests.gather)
@@ -89,10 +91,13 @@ class Worker:
             environment.leave_contexts()
         finally:
             self._calls.close()
+            # Python clears the names of modules that are left, and so closes files. Threads of this process refer to
+            # this object to the end: it must not refer to functions, whose names would stay, but to the program.
+            self._calls, self._program = self._no_calls(), sys.modules["__main__"]
 
-    def leave(self) -> None:
+    def leave(self, grace_s: float) -> None:
         """Interrupt running calls and make `run` return."""
-        self._leaving = True
+        self._leaving, self.grace_s = True, grace_s
         for slot in self._slots:
             self._interrupt(slot.running)
             self._work.put(None)
@@ -291,6 +296,7 @@ class Worker:
             self._inbox.stand_in()  # a stream waits for credit while its call runs
         connection = self._connection
         if connection is not None:
+            waits = waits and not sys.is_finalizing()  # the other threads have ended then
             try:
                 connection.send(frame, by_writer=self._is_open_to_code()) if waits else connection.post(frame)
             except WireError:
@@ -350,8 +356,8 @@ def _obey(lines: TextIO, worker: Worker) -> None:
     """Wait for the agent's exit request or for its end; in a thread of its own."""
     try:
         for line in lines:
-            if "exit" in json.loads(line):
-                worker.leave()
+            if (grace_s := json.loads(line).get("exit")) is not None:
+                worker.leave(grace_s)
     finally:  # if the agent is killed with unread data, the connection is reset instead of closed
         os._exit(1)  # the agent has ended: nothing could be reported any more
 
@@ -367,9 +373,19 @@ def main() -> None:
         _say(str(told))
         os._exit(2)  # without waiting for threads that may have been started
     worker.run()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # frameworks' threads may outlive their hooks and abort a normal exit (seen with gloo: status -6)
+    # Python's own end follows: it waits for threads, for half of the time that is left, then runs exit handlers
+    limit = threading.Timer(worker.grace_s / 2, _end_without_threads)
+    limit.daemon = True
+    limit.start()
+    atexit.register(limit.cancel)  # called once all threads have ended, before what the program registered
+
+
+def _end_without_threads() -> None:
+    """End the process although threads of the program run: in a thread of its own."""
+    left = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if left:
+        _say(f"ended while {len(left)} of the program's threads ran: {', '.join(each.name for each in left)}")
+    process_end.end(0)
 
 
 def _start(control: socket.socket) -> Worker:

@@ -234,7 +234,7 @@ class Connection:
 
     def _rouse(self) -> None:
         """Make the writer thread write the queue."""
-        if not self._has_writer:
+        if not self._has_writer and not sys.is_finalizing():
             threading.Thread(target=self._write_on, name="skyward-writer", daemon=True).start()
             self._has_writer = True  # two threads may both have started one, which does no harm
         self._wake.put(True)

@@ -169,7 +169,7 @@ class Child:
 
     def _obey(self, real: worker.Worker) -> None:
         while self._orders.get() is not None:
-            real.leave()
+            real.leave(1.0)
         SYSTEM._exit(1)  # the agent is gone
 
     def agent_gone(self) -> None:

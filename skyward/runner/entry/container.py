@@ -141,6 +141,26 @@ def _prctl(option: int, name: str) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({name}) failed")
 
 
+def children() -> list[int]:
+    """Return the children of the main thread, which orphans are; none if the system does not report them."""
+    try:
+        return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    except OSError:
+        return []
+
+
+def end_descendants() -> None:
+    """Kill everything that this process's programs have started, including daemons: see `adopt_orphans`."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline and (pids := children()):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                pass  # it has just ended
+
+
 # files ----------------------------------------------------------------------------------------------------------------
 
 

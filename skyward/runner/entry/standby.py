@@ -24,6 +24,7 @@ from typing import Any
 from skyward.runner.entry import container
 from skyward.runner.entry.container import (
     adopt_orphans,
+    end_descendants,
     end_group_with,
     exit_status,
     free_port,
@@ -41,7 +42,6 @@ _YOURS, _TAKEN = b"y", b"t"
 _PATIENCE_S = 1.0  # how long the next client waits for one that may be ending
 _START_S = 10.0  # how long `wait` may take to start on a busy machine
 _STEP_S = 0.05
-_END_S = 5.0
 
 
 def wait() -> int:
@@ -130,7 +130,7 @@ def take() -> int:
             line = sys.stdin.buffer.readline()
             return _run_node(json.loads(line), run_dir) if line else 0
         finally:
-            _end_descendants()
+            end_descendants()
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -169,19 +169,6 @@ def _end_with_input(runner: subprocess.Popen[bytes]) -> None:
     while os.read(0, 4096):
         pass
     kill_group(runner)
-
-
-def _end_descendants() -> None:
-    """Kill everything the runner has started, including daemons: orphans become children of this process."""
-    deadline = time.monotonic() + _END_S
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while time.monotonic() < deadline and (pids := children.read_text().split()):
-        for pid in map(int, pids):
-            try:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            except (ProcessLookupError, ChildProcessError, PermissionError):
-                pass  # it has just ended
 
 
 def _tell(client: socket.socket, answer: bytes) -> bool:
