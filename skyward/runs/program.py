@@ -72,12 +72,14 @@ def run_program(
     if not is_shared:
         outputs.append(_Output("err", folder, 2 if foreground else None))
     process = _spawn(command, [each.given for each in outputs], directory, environment, foreground)
+    has_ended = _terminal_end() if foreground else lambda: False
 
     def pass_on(number: int, _: object) -> None:
         if number == signal.SIGWINCH:
             for each in outputs:
                 each.resize()
-        if number not in _TYPED or not (foreground and os.isatty(0)):  # the terminal has sent it to the program as well
+        is_typed = number in _TYPED and foreground and os.isatty(0)
+        if not is_typed and not (number == signal.SIGHUP and has_ended()):  # else the program has been sent it as well
             process.send_signal(number)
 
     for number in (*_PASSED, signal.SIGWINCH):
@@ -98,6 +100,20 @@ def run_program(
     if status >= 0:
         return status, reason
     return 128 - status, reason or f"ended by {signal.Signals(-status).name}"
+
+
+def _terminal_end() -> Callable[[], bool]:
+    """Return a function that says whether the terminal was closed, of which a shell has told each of its processes."""
+
+    def has_terminal() -> bool:
+        try:
+            os.close(os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY))
+        except OSError:
+            return False
+        return True
+
+    has_shell = has_terminal() and os.getsid(0) != os.getpid()  # without one, this process alone is told
+    return lambda: has_shell and not has_terminal()
 
 
 def _spawn(

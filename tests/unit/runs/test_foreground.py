@@ -126,6 +126,52 @@ def test_signals_reach_the_program(home: Path, number: signal.Signals) -> None:
     assert process.returncode == 5
 
 
+SHELL = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = subprocess.Popen(sys.argv[1:], process_group=0)
+os.tcsetpgrp(0, job.pid)
+def hang_up(*_):  # as killpg, but the program is told first, and has heard it before the others are
+    program = int(open('program').read())
+    os.kill(program, signal.SIGHUP)
+    while not os.path.exists('heard'):
+        time.sleep(0.01)
+    if job.pid != program:
+        os.kill(job.pid, signal.SIGHUP)
+    os.kill(job.pid, signal.SIGUSR1)
+signal.signal(signal.SIGHUP, hang_up)
+sys.exit(job.wait())
+"""
+
+
+@pytest.mark.parametrize("has_shell", [True, False])
+def test_a_program_hears_once_that_its_terminal_is_closed(home: Path, has_shell: bool) -> None:
+    """As `python` does: from the shell, which tells each process of a job, or from the command if there is no shell."""
+    name = program(
+        "import os, signal\n"
+        "heard = []\n"
+        "def hear(number, _):\n"
+        "    heard.append(int(number))\n"
+        "    open('heard', 'w').write(f'{heard}')\n"
+        f"    if number == signal.SIGUSR1 or not {has_shell}: os._exit(5)\n"
+        "signal.signal(signal.SIGHUP, hear)\n"
+        "signal.signal(signal.SIGUSR1, hear)\n"
+        "open('program', 'w').write(f'{os.getpid()}')\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    shell = [sys.executable, "-c", SHELL] if has_shell else []
+    for words in ([sys.executable, name], [*SKYWARD, name]):
+        pid, terminal = pty.fork()
+        if not pid:
+            os.execv(sys.executable, [*shell, *words])
+        _until(terminal, b"ready\r\n")
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        assert Path("heard").read_text() == ("[1, 10]" if has_shell else "[1]")
+        Path("heard").unlink()
+
+
 def test_a_program_that_is_killed_is_reported_as_shells_do(home: Path) -> None:
     """128 and the signal's number, and the record names the signal; what it printed before is there."""
     done = run(program("import os; print('so far', flush=True); os.kill(os.getpid(), 9)"))
