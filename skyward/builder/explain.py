@@ -1,7 +1,7 @@
 """Explanations of a build: changed inputs since the last build, and the layers they invalidate.
 
-The inputs of a build are kept in the user's cache under a name, such as the file an image is declared in. They contain
-neither secrets nor values from this machine's settings.
+The inputs of a build are kept in the user's cache under the tag of its image. They contain neither secrets nor values
+from this machine's settings.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from skyward.builder.folders import cache_path, read, write
+from skyward.builder.folders import cache_path, newest, read, write
+from skyward.builder.store import note_use, source_of
 from skyward.image import Layer, Plan
+
+_KEPT = 200  # builds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +41,30 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The changes of the next build, the layers that the last one has already made, and those to be made again."""
+    """The changes since another build, by its tag, the layers that builds have already made, and those to be made."""
 
+    last: str | None
     changes: tuple[Change, ...]
     reused: tuple[Layer, ...]
     rebuilt: tuple[Layer, ...]
 
 
-def remember(name: str, plan: Plan) -> None:
-    """Store the inputs of a build; to be called once the image exists."""
-    write(_file(name), json.dumps(asdict(memory_of(plan))))
+def remember(plan: Plan, source: str = "") -> None:
+    """Record what an image was built from, and that it is used now (see `note_use`); to be called once it exists."""
+    note_use(plan.tag, source)
+    folder = cache_path("builds")
+    write(folder / f"{plan.tag.rpartition(':')[2]}.json", json.dumps(asdict(memory_of(plan))))
+    for old in newest(folder, "*.json")[_KEPT:]:
+        old.unlink(missing_ok=True)
 
 
-def recall(name: str) -> Memory | None:
-    """Return the memory of the last build of that name; None if there was none here."""
-    try:
-        return Memory(**json.loads(read(_file(name)) or ""))
-    except (ValueError, TypeError):  # missing, or of a version with another format
-        return None
+def memories() -> list[Memory]:
+    """Return the builds that are known here, the last one first."""
+    found = []
+    for path in newest(cache_path("builds"), "*.json"):
+        with suppress(ValueError, TypeError):  # of a version with another format
+            found.append(Memory(**json.loads(read(path) or "")))
+    return found
 
 
 def memory_of(plan: Plan) -> Memory:
@@ -63,12 +72,27 @@ def memory_of(plan: Plan) -> Memory:
     return Memory(tag=plan.tag, inputs=dict(plan.inputs), layers=[key for _, key in _keys(plan)])
 
 
-def explain(plan: Plan, last: Memory | None) -> Explanation:
-    """Compare a plan with the memory of the last build; with None, all layers are rebuilt."""
-    now, before = dict(plan.inputs), last.inputs if last else dict(plan.inputs)
+def explain(plan: Plan, known: Sequence[Memory], source: str = "") -> Explanation:
+    """Compare a plan with the last build for the same source, or else with the one that has most of its layers.
+
+    Args:
+        plan: of the image.
+        known: earlier builds, the last one first.
+        source: file that declares the image.
+    """
+    keys, now = list(_keys(plan)), dict(plan.inputs)
+    known = [each for each in known if each.inputs.get("platform") == now["platform"]]
+    made = {key for each in known for key in each.layers}
+
+    def likeness(each: Memory) -> tuple[bool, int]:
+        is_same = bool(source) and source in (used_by := source_of(each.tag), used_by.rpartition(":")[0])
+        return is_same, sum(key in each.layers for _, key in keys)
+
+    last = max((each for each in known if any(likeness(each))), key=likeness, default=None)
+    before = last.inputs if last else now
     names = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
-    made, keys = set(last.layers) if last else set(), list(_keys(plan))
     return Explanation(
+        last=last.tag if last else None,
         changes=tuple(_change(name, before.get(name), now.get(name)) for name in names),
         reused=tuple(layer for layer, key in keys if key in made),
         rebuilt=tuple(layer for layer, key in keys if key not in made),
@@ -113,7 +137,3 @@ def _keys(plan: Plan) -> Iterator[tuple[Layer, str]]:
             if any(source == each or source.startswith(f"{each}/") for each in mounted):
                 key.update(content.encode())
         yield layer, key.hexdigest()
-
-
-def _file(name: str) -> Path:
-    return cache_path("builds", f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json")

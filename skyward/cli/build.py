@@ -18,7 +18,7 @@ import click
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event, Report, note
 from skyward.builder.explain import remember
-from skyward.builder.store import EngineImages, is_known, note_use
+from skyward.builder.store import EngineImages, is_known
 from skyward.cli.output import Output, Result
 from skyward.cli.sources import ProgramCommand, declared_in, split
 from skyward.engine import EngineAddress, Images, find_engine
@@ -41,16 +41,12 @@ class Wanted:
     """A requested image.
 
     Attributes:
-        name: for people, such as "train.py:IMAGE"; its builds are remembered under it.
+        name: for people, such as "train.py:IMAGE".
         declared: its declaration.
     """
 
     name: str
     declared: Declared
-
-    def key(self, plan: Plan) -> str:
-        """Return the key under which its builds for a platform are remembered."""
-        return f"{Path.cwd() / self.name} for {plan.platform}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +230,7 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
             _on_engine(plan, target, result, report, None)
         else:
             _to_registry(plan, target, result, report, reference)
-    note_use(plan.tag, str(Path(wanted.name).absolute()))
-    remember(wanted.key(plan), plan)
+    remember(plan, str(Path(wanted.name).absolute()))
     output.result(wanted.name, result)
     return EXISTS
 

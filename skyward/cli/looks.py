@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyward.builder.explain import explain, memory_of, recall
+from skyward.builder.explain import explain, memories, memory_of
 from skyward.builder.store import is_known
 from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Wanted
 from skyward.cli.output import Output
+from skyward.cli.sources import split
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import Plan
 from skyward.model.image import Dockerfile
@@ -66,13 +67,13 @@ def _annotated(plan: Plan, name: str) -> str:
 
 
 def show_changes(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Show what differs from the last build of this file here, and which layers must be rebuilt."""
+    """Show what differs from the last build here, and which layers must be rebuilt."""
     with output.listening(wanted.name) as target.engine.report:
         plan = target.plan(wanted)
-    last = recall(wanted.key(plan))
     exists = is_known(plan.tag, target.engine.inspect(plan.tag))
-    found = explain(plan, memory_of(plan) if exists else last)  # an existing image has no changes
-    output.explanation(wanted.name, plan, last.tag if last else None, found, exists=exists)
+    known = [memory_of(plan)] if exists else memories()  # an existing image has no changes
+    found = explain(plan, known, str(Path(split(wanted.name)[0]).absolute()))
+    output.explanation(wanted.name, plan, found, exists=exists)
     return EXISTS
 
 

@@ -14,7 +14,7 @@ of what is being built. The events:
   registry's digest; null if it was not pushed), `layers` as above, with `seconds` (null: unknown).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
-  `before`, `after`), `reused` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
+  `before`, `after`), `cached` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
 - `dockerfile`: `text`.
 - `eject`: `folder`, and `command`, which builds the image there.
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
@@ -142,15 +142,15 @@ class Output:
         text = f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}\n"
         self._show(image, text, event="check", tag=tag, state=state, reason=reason)
 
-    def explanation(self, image: str, plan: Plan, last: str | None, found: Explanation, *, exists: bool) -> None:
+    def explanation(self, image: str, plan: Plan, found: Explanation, *, exists: bool) -> None:
         """Show what a build would do, and why."""
         lines = [f"{plan.tag}  {image}: {'exists, nothing to build' if exists else 'would be built'}"]
-        if last is None and not exists:
+        if found.last is None:
             lines.append("  no build of it is known here")
         for change in found.changes:
             signs = f"- {change.before} " if change.before else "", f"+ {change.after}" if change.after else ""
             lines.append(f"  changed  {change.input}: {''.join(signs).rstrip()}")
-        layers = {"reused": found.reused, "rebuilt": found.rebuilt}
+        layers = {"cached": found.reused, "rebuilt": found.rebuilt}
         lines += [f"  {word:<8} {each.name}  ({each.origin})" for word, those in layers.items() for each in those]
         self._show(
             image,
@@ -158,7 +158,7 @@ class Output:
             event="explain",
             tag=plan.tag,
             exists=exists,
-            last=last,
+            last=found.last,
             changes=[{"input": each.input, "before": each.before, "after": each.after} for each in found.changes],
             **{word: [*map(_place, those)] for word, those in layers.items()},
         )

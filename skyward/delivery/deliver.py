@@ -16,10 +16,11 @@ from typing import Any
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Report, note, paced, readable
+from skyward.builder.explain import remember
 from skyward.builder.registry.auth import registry_login
 from skyward.builder.registry.pushing import find, push
 from skyward.builder.registry.reference import parse_reference, with_tag
-from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content, note_use
+from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content
 from skyward.engine import EngineAddress, Images
 from skyward.engine.images import Follow, load, save
 from skyward.errors import ImageError, SkywardError
@@ -99,7 +100,7 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
     else:
         facts = ensure(plan, store, report)
         delivered = Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
-    note_use(plan.tag)
+    remember(plan)
     return delivered
 
 

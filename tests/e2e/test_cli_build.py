@@ -57,6 +57,22 @@ def test_an_image_is_built_and_then_exists(images: Images) -> None:
     assert second.err == ""
 
 
+def test_an_edit_is_explained_by_what_a_pool_has_built(images: Images) -> None:
+    """A program that has built its image by running: of another last command only that, and what follows, is built."""
+    program, word = images.folder / "train.py", secrets.token_hex(4)
+    text = "import skyward as sky\nwith sky.ComputePool(image=sky.Image(run={})): pass\n"
+    program.write_text(text.format([f": {word}", ": one"]))
+    subprocess.run([sys.executable, program], check=True, capture_output=True)
+    program.write_text(text.format([f": {word}", ": two"]))
+
+    (event,) = images("build", program, "--explain", "--json").events
+
+    assert images.has(event["last"])
+    assert event["changes"] == [{"input": "run", "before": ": one", "after": ": two"}]
+    assert [each["name"] for each in event["cached"]] == ["Python 3.11 in /opt/venv", f"run : {word}"]
+    assert [each["name"] for each in event["rebuilt"]] == ["run : two", "the runner"]
+
+
 EJECTED = """
 import os, ejected, six, skyward.runner.agent
 print(ejected.VALUE, os.environ['A'], open('/ran').read())

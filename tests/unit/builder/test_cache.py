@@ -13,9 +13,9 @@ import pytest
 
 from skyward.builder import ensure, folders
 from skyward.builder.events import warn
-from skyward.builder.explain import recall, remember
+from skyward.builder.explain import memories, remember
 from skyward.builder.packages.lock import Request, _read, _write
-from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
+from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content
 from skyward.image import Lock
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
@@ -48,9 +48,8 @@ def _use_everything() -> None:
     _write(folders.cache_path("locks", "a.json"), REQUEST, Lock())
     _read(folders.cache_path("locks", "a.json"))
     assert isinstance(folders.newest(folders.cache_path("locks"), "*.json"), list)
-    remember("name", PLAN)
-    recall("name")
-    note_use(PLAN.tag)
+    remember(PLAN)
+    memories()
     last_use(PLAN.tag)
     forget_use(PLAN.tag)
     note_content(PLAN.tag, "sha256:c")

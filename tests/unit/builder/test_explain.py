@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.builder.explain import Explanation, explain, memory_of, recall, remember
+from skyward.builder.explain import Explanation, explain, memories, memory_of, remember
 from skyward.image import Lock, Package
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
@@ -29,7 +30,7 @@ LAYERS = [
 
 def _explained(image: Image = IMAGE, *packages: Package, **given: Any) -> Explanation:
     last = memory_of(compiled(IMAGE, lock=Lock((TORCH, SIX))))
-    return explain(compiled(image, lock=Lock(packages or (TORCH, SIX)), **given), last)
+    return explain(compiled(image, lock=Lock(packages or (TORCH, SIX)), **given), [last])
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,9 @@ def _explained(image: Image = IMAGE, *packages: Package, **given: Any) -> Explan
         (_explained(replace(IMAGE, run=["date", "make"])), [("run", "make, date", "date, make")], 4),
         (_explained(replace(IMAGE, secrets=["OTHER"])), [("secrets", "TOKEN", "OTHER")], 4),
         (_explained(IMAGE.apt_install("curl")), [("apt", "", "curl")], 2),
-        (_explained(base_digest="sha256:1"), [("base", f"sha256:{'ba5e' * 12}ba...", "sha256:1")], 0),
         (_explained(IMAGE.with_build_env(B="1")), [("build_env", "", "B=1")], 1),
     ],
-    ids=["nothing", "env", "skyward", "light", "torch", "run", "order", "secret", "apt", "base", "build env"],
+    ids=["nothing", "env", "skyward", "light", "torch", "run", "order", "secret", "apt", "build env"],
 )
 def test_what_changed_and_what_it_costs(
     explained: Explanation, changes: list[tuple[str, str, str]], reused: int
@@ -60,16 +60,42 @@ def test_what_changed_and_what_it_costs(
     assert [name for name in names if name in LAYERS][:reused] == LAYERS[:reused]
 
 
-def test_without_a_last_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything would be made, and there is nothing to compare with; also where the file cannot be read."""
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of known builds, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "skyward/builds"
+
+
+def test_without_a_last_build(builds: Path) -> None:
+    """Everything would be made, and there is nothing to compare with; also where the file cannot be read."""
     plan = compiled(IMAGE, lock=Lock((TORCH, SIX)))
-    assert recall("images/x.toml") is None
-    explained = explain(plan, None)
-    assert ([layer.name for layer in explained.rebuilt], explained.changes) == (LAYERS, ())
-    remember("images/x.toml", plan)
-    assert recall("images/x.toml") == memory_of(plan)
-    assert recall("images/y.toml") is None
-    (file,) = (tmp_path / "skyward/builds").iterdir()
+    explained = explain(plan, memories())
+    assert ([layer.name for layer in explained.rebuilt], explained.changes, explained.last) == (LAYERS, (), None)
+    remember(plan)
+    assert memories() == [memory_of(plan)]
+    (file,) = builds.iterdir()
     file.write_text("{")
-    assert recall("images/x.toml") is None
+    assert memories() == []
+
+
+@pytest.mark.parametrize("source", ["/me/train.py", "/me/train.py:IMAGE", "/me/other.py"])
+def test_the_build_to_compare_with(builds: Path, source: str) -> None:
+    """The last one of the same file, also if nothing of it stays; else the one with most of the layers."""
+    first, second = (compiled(replace(IMAGE, run=[word]), lock=Lock((TORCH, SIX))) for word in ("a", "b"))
+    small = compiled(Image(apt=["git"]))
+    for second_of, (plan, file) in enumerate([(first, source), (second, source), (small, "/me/small.py")]):
+        remember(plan, file)
+        os.utime(builds / f"{plan.tag.rpartition(':')[2]}.json", (second_of, second_of))
+
+    def explained(image: Image, **given: str) -> Explanation:
+        return explain(compiled(image, lock=Lock((TORCH, SIX)), **given), memories(), "/me/train.py")
+
+    assert explained(replace(IMAGE, run=["a", "c"])).last == first.tag  # it has one layer more
+    assert explained(replace(IMAGE, run=["c"])).last == second.tag
+    moved = explained(replace(IMAGE, run=["c"]), base_digest="sha256:1")
+    if source == "/me/other.py":
+        assert (moved.last, moved.reused) == (None, ())
+    else:
+        assert (moved.last, [each.input for each in moved.changes], moved.reused) == (second.tag, ["base", "run"], ())
+    assert explained(IMAGE, platform="linux/arm64").last is None

@@ -153,7 +153,7 @@ def test_what_exists_is_not_explained_as_changed(skyward: Skyward, engine: FakeE
 
     assert event["exists"]
     assert event["changes"] == event["rebuilt"] == []
-    assert event["reused"]
+    assert event["cached"]
 
 
 def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: Skyward, file: Path) -> None:
