@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from skyward._pool.background import Callbacks, Timers
+from skyward._pool.code.copies import Copies
 from skyward._pool.code.functions import Function, Functions
 from skyward._pool.code.shared_arguments import Packed
 from skyward._pool.collective.call import CollectiveCall
@@ -65,6 +66,7 @@ class CallRunner:
     callbacks: Callbacks
     printer: Printer
     tell: Callable[[str], object]
+    _copies: Copies = field(default_factory=Copies)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self, call: Call[R]) -> R:
@@ -80,14 +82,14 @@ class CallRunner:
         return self._run_all(tasks)
 
     def run_async(self, call: Call[R]) -> Future[R]:
-        (task,) = self._tasks([call])
+        (task,) = self._tasks([call], copies=self._copies)
         return self._in_background(task)
 
     def run_parallel(self, calls: Iterable[Call[Any]], *, return_exceptions: bool) -> tuple[Any, ...]:
         return tuple(self._run_all(self._tasks(calls), counted=True, return_exceptions=return_exceptions))
 
     def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool, return_exceptions: bool) -> Iterator[Any]:
-        tasks, arrived = self._tasks(calls), SimpleQueue[Task]()
+        tasks, arrived = self._tasks(calls, copies=self._copies), SimpleQueue[Task]()
         self._submit(tasks, arrived)
         return self._yield_results(tasks, arrived, ordered, Task.outcome if return_exceptions else Task.value)
 
@@ -104,7 +106,7 @@ class CallRunner:
         timeout, retries = getattr(fn, "timeout", None), getattr(fn, "retries", 0)
         several = len(iterables) > 1  # an item is then a tuple of arguments
 
-        known = list(zip(*iterables, strict=False) if several else iterables[0])
+        known = list(self._copies.of_items(*iterables))
         function_of = self.functions.once()
 
         def single(index: int) -> Task:
@@ -147,13 +149,15 @@ class CallRunner:
         task.shared = packed.values
         return self._in_background(task)
 
-    def _tasks(self, calls: Iterable[Call[Any]]) -> list[Task]:
-        """Return the tasks of one operator's calls."""
+    def _tasks(self, calls: Iterable[Call[Any]], copies: Copies | None = None) -> list[Task]:
+        """Return the tasks of one operator's calls; with copies of what the caller may change before they are sent."""
         function_of = self.functions.once()
-        return [self._task(call, function_of(call.fn)) for call in calls]
+        return [self._task(call, function_of(call.fn), copies) for call in calls]
 
-    def _task(self, call: Call[Any], function: Function) -> Task:
+    def _task(self, call: Call[Any], function: Function, copies: Copies | None = None) -> Task:
         data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=function.name)
+        if buffers and copies is not None:
+            buffers = copies.of_buffers(buffers, call.args, call.kwargs)
         timeout = call.timeout if call.timeout is not None else self.default_timeout_s
         return Task(next(self._ids), function, data, buffers, timeout, call.retries)
 
