@@ -105,6 +105,7 @@ SENT = ["beside.py", *(f"pkg/{name}" for name in (".hidden", "__init__.py", "dat
         ({}, "import pkg as a; import os.path as b", SENT),
         ({}, "from pkg import (  # comment, with comma\n    found_late as a,\n)", SENT),
         ({}, "if True: import \\\n   pkg", SENT),
+        ({}, "__import__('pkg.' + 'found_late')", SENT),
         ({"pkg/__init__.py": "from .generated import a"}, "import pkg", None),
         ({"pkg/__init__.py": "from . import generated"}, "import pkg", None),
         # folders without __init__.py: the one that holds what is imported, not all that share its name

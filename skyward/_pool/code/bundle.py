@@ -2,7 +2,8 @@
 
 Code in `__main__` is sent inside the pickle. Every other module that a function refers to or imports, and that is
 neither in the standard library nor installed, is sent as a file and can be imported on the node by the same name. A
-package is sent with all its files, since its modules may find each other and their data at run time.
+package is sent with all its files, since its modules may find each other and their data at run time, and an archive on
+`sys.path` as it is. Modules without a file are sent as what their loader or their contents allow; see `source_of`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import io
+import json
 import os
 import pkgutil
 import re
@@ -18,11 +20,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, PathFinder
+from importlib.metadata import distributions
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
-from skyward._pool.code.reloads import LoadedModules, PackageFile, namespace, read_file
+from skyward._pool.code.reloads import LoadedModules, PackageFile, contents, namespace, read_file
 from skyward.errors import ConfigError, SerializationError
 from skyward.model.image import DEFAULT_EXCLUDES
 from skyward.wire import payload
@@ -31,9 +35,13 @@ MAX_BYTES = 20 * 1024 * 1024
 
 _IMPORT = re.compile(
     r"(?:^|[;:])[ \t]*(?:from\b[ \t]*([.\w]+)[ \t]*import\b[ \t]*(\([^)]*\)|(?:\\\r?\n|[^\n;#])*)"
-    r"|import[ \t]+((?:\\\r?\n|[^\n;#])*))",
+    r"|import[ \t]+((?:\\\r?\n|[^\n;#])*))"
+    r"|(?:import_module|__import__)\(\s*f?[\"']([\w.]+)",
     re.MULTILINE,
 )
+_DOTTED = re.compile(r"\w+(\.\w+)*\.?")
+_METADATA = ("importlib.metadata", "importlib_metadata", "pkg_resources")  # modules that read it
+_OF_COMMANDS = ("console_scripts", "gui_scripts")  # entry points that no module looks for
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 _SUFFIXES = (".py", *EXTENSION_SUFFIXES)
@@ -86,6 +94,8 @@ def bundle_modules(names: Iterable[str], loaded: LoadedModules | None = None) ->
         if name and name not in seen and name not in MAIN:
             seen.add(name)
             todo += search.add(name)
+            if name.startswith(_METADATA):
+                todo += search.add_metadata()
     return search.bundle()
 
 
@@ -113,22 +123,26 @@ class _Search:
             module = _find(above, self._found)
             if module is None:
                 return
-            if module.file is not None:
+            if module.file and module.archive:
+                root = module.file.as_posix().removesuffix(f"/{module.path(above)}")
+                yield from self._add_archive(module.archive, root)
+                return
+            if module.has_code:
                 yield from self._add(above, module.file, module.path(above))
             # a folder without __init__.py may be shared by packages: its own files are sent if a module in it is needed
-            if not is_inside and module.folders and (module.file is not None or above == name):
+            if not is_inside and module.folders and (module.has_code or above == name):
                 yield from self._add_package(above, module.folders, whole=True)
                 is_inside = True
             elif not is_inside and module.folders is None and shared:
                 yield from self._add_package(*shared, whole=False)
-            shared = (above, module.folders) if module.file is None and module.folders else None
+            shared = (above, module.folders) if module.folders and not module.has_code else None
 
     def _add_package(self, name: str, folders: Iterable[str], *, whole: bool) -> Iterator[str]:
         if (name, whole) in self._packages:
             return
         self._packages.add((name, whole))
         for folder in map(Path, folders):
-            if _is_installed(folder):
+            if _is_installed(folder) or not folder.is_dir():
                 continue
             files = self._loaded.package(folder, whole=whole)
             if not any(_is_module(each.name) for each in files):
@@ -144,15 +158,35 @@ class _Search:
                 else:
                     self._data[self._placed(each.file, path)] = each
 
-    def _add(self, name: str, file: Path, path: str, *, is_program: bool = False) -> Iterator[str]:
-        placed = self._placed(file, path)
+    def _add(self, name: str, file: Path | None, path: str, *, is_program: bool = False) -> Iterator[str]:
+        placed = self._placed(file, path) if file else path
         if placed in self._files:
             return
         data = self._files[placed] = self._loaded.get(name, file, placed)
         if is_program:
             self._programs.add(placed)
         if path.endswith(".py"):
-            yield from _imports(data, name if path.endswith("/__init__.py") else name.rpartition(".")[0])
+            yield from _imports(data, _package(path))
+        if file is None:
+            with contents(sys.modules[name]) as values:
+                yield from _modules_in(values)
+
+    def add_metadata(self) -> tuple[str, ...]:
+        """Add what is known of local projects that are installed, and return the modules of their entry points."""
+        files, modules = _metadata(tuple(sys.path))
+        self._files |= files
+        return modules
+
+    def _add_archive(self, archive: Path, root: str) -> Iterator[str]:
+        """Add an archive, which nodes import from as well: from the same root in it."""
+        path = self._placed(archive, archive.name)
+        self._roots.add(path + root.removeprefix(archive.as_posix()))
+        if path not in self._files:
+            self._files[path] = self._loaded.get(str(archive), archive, path)
+            with ZipFile(archive) as members:
+                for name in members.namelist():
+                    if name.endswith(".py"):
+                        yield from _imports(members.read(name), _package(name))
 
     def _placed(self, file: Path, path: str) -> str:
         """Return the path of a file on nodes: as it is here, relative to `base`, or the given one."""
@@ -226,22 +260,30 @@ class _Module(NamedTuple):
     """A module that may be local.
 
     Attributes:
-        file: path of its code; None for a namespace package.
+        file: path of its code; None for a namespace package, and for a module that was made in memory.
         folders: directories of its submodules; None if it is not a package.
+        archive: the archive that its file is in; None if it is in none.
+        has_code: whether it is no namespace package.
     """
 
     file: Path | None
     folders: tuple[str, ...] | None
+    archive: Path | None = None
+    has_code: bool = True
 
-    @property
-    def is_package(self) -> bool:
-        return self.folders is not None
+    @classmethod
+    def of(cls, file: object, folders: Iterable[str] | None) -> _Module | None:
+        """Return the module with these attributes, if there is such a file."""
+        path = Path(file).absolute() if isinstance(file, str) else None
+        if path is None:
+            return None
+        archive = None if path.is_file() else next((each for each in path.parents if each.is_file()), None)
+        return cls(path, None if folders is None else tuple(folders), archive) if archive or path.is_file() else None
 
     def path(self, name: str) -> str:
         """Return the file's path relative to a directory on `sys.path`; the local file may be named differently."""
-        assert self.file is not None
-        suffix = ".py" if self.file.suffix == ".py" else "." + self.file.name.partition(".")[2]
-        return name.replace(".", "/") + ("/__init__" if self.is_package else "") + suffix
+        suffix = ".py" if not self.file or self.file.suffix == ".py" else "." + self.file.name.partition(".")[2]
+        return name.replace(".", "/") + ("" if self.folders is None else "/__init__") + suffix
 
 
 class _Noting(payload.Pickler):
@@ -300,9 +342,12 @@ def _code_imports(code: CodeType, package: str) -> Iterator[str]:
             level, names = before[-2:]
             yield from _named(step.argval, names or (), level or 0, package)
         before = [before[-1], step.argval]
+    by_name = not {"import_module", "__import__"}.isdisjoint(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code_imports(constant, package)
+        elif by_name and isinstance(constant, str) and _DOTTED.fullmatch(constant):  # "plugins." of f"plugins.{name}"
+            yield constant.strip(".")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -312,8 +357,8 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
     They are found by their form, which takes a twentieth of the time that parsing takes; one in a text does no harm.
     """
     names: list[str] = []
-    for base, members, modules in _IMPORT.findall(source.decode("utf-8", "replace")):
-        listed = re.sub(r"#.*|[()\\]", " ", members or modules).split(",")
+    for base, members, modules, named in _IMPORT.findall(source.decode("utf-8", "replace")):
+        listed = re.sub(r"#.*|[()\\]", " ", members or modules or named.strip(".")).split(",")
         found = [name for each in listed if (name := each.split(" as ")[0].strip()).replace(".", "").isidentifier()]
         names += _named(base.lstrip("."), found, len(base) - len(base.lstrip(".")), package) if base else found
     return tuple(names)
@@ -329,19 +374,31 @@ def _named(name: str, members: Iterable[str], level: int, package: str) -> Itera
     yield from [f"{name}.{member}".strip(".") for member in members if member != "*"] or [name]
 
 
+@functools.lru_cache(maxsize=8)
+def _metadata(path: tuple[str, ...]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the metadata of local projects, such as editable ones, and the modules of their entry points."""
+    files: dict[str, bytes] = {}
+    modules: list[str] = []
+    for project in distributions(path=list(path)):
+        origin = json.loads(project.read_text("direct_url.json") or "{}")
+        is_local = origin.get("dir_info", {}).get("editable") or not _is_installed(Path(str(project.locate_file(""))))
+        if is_local and (text := project.read_text("METADATA") or project.read_text("PKG-INFO")):
+            folder = f"{project.name.replace('-', '_')}-{project.version}.dist-info"
+            files[f"{folder}/METADATA"] = text.encode()
+            files[f"{folder}/entry_points.txt"] = (project.read_text("entry_points.txt") or "").encode()
+            modules += (each.module for each in project.entry_points if each.group not in _OF_COMMANDS)
+    return files, tuple(modules)
+
+
 def _find(name: str, found: dict[str, _Module | None]) -> _Module | None:
     """Return a module by name; None if it is not local or does not exist."""
     if name not in found:
         parent = name.rpartition(".")[0]
         above = _find(parent, found) if parent else None
         module = _loaded(name) if above or not parent else None
-        if module is None and (above.folders if above else not parent):
-            module = _on_path(name, above.folders if above else None)
-        found[name] = (
-            module
-            if module and (module.file is None or (module.file.is_file() and not _is_installed(module.file)))
-            else None
-        )
+        if (module is None or (module.has_code and not module.file)) and (above.folders if above else not parent):
+            module = _on_path(name, above.folders if above else None) or module
+        found[name] = module if module and not (module.file and _is_installed(module.file)) else None
     return found[name]
 
 
@@ -351,7 +408,10 @@ def _loaded(name: str) -> _Module | None:
         return None
     names = namespace(module)
     file, folders = names.get("__file__"), names.get("__path__")
-    return _Module(Path(file) if file else None, None if folders is None else tuple(folders))
+    if found := _Module.of(file, folders):
+        return found
+    is_made = not folders and names["__name__"] == name and name.partition(".")[0] not in sys.stdlib_module_names
+    return _Module(None, None if folders is None else tuple(folders), has_code=is_made)
 
 
 def _on_path(name: str, folders: Sequence[str] | None) -> _Module | None:
@@ -361,26 +421,27 @@ def _on_path(name: str, folders: Sequence[str] | None) -> _Module | None:
         finder = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - as in the import system
         spec = finder.find_spec(name) if finder is not None else None
         if spec is not None and spec.loader is not None:
-            return _Module(Path(spec.origin), _folders(spec)) if spec.has_location and spec.origin else None
+            return _Module.of(spec.origin, spec.submodule_search_locations)
         portions += (spec and spec.submodule_search_locations) or ()
     if portions:
-        return _Module(None, tuple(portions))
+        return _Module(None, tuple(portions), has_code=False)
     for other in sys.meta_path if folders is None else ():  # such as finders of editable installs
         if other not in (BuiltinImporter, FrozenImporter, PathFinder):
             spec = other.find_spec(name, None)
-            if spec is not None and spec.has_location and spec.origin:
-                return _Module(Path(spec.origin), _folders(spec))
+            if spec is not None and (module := _Module.of(spec.origin, spec.submodule_search_locations)):
+                return module
     return None
-
-
-def _folders(spec: Any) -> tuple[str, ...] | None:
-    return None if spec.submodule_search_locations is None else tuple(spec.submodule_search_locations)
 
 
 def _is_installed(file: Path) -> bool:
     real = os.path.realpath(file)
     inside = any(real.startswith(root + os.sep) for root in (*_STDLIB, _SKYWARD))
     return inside or bool(_INSTALLED.intersection((*file.parts, *Path(real).parts)))
+
+
+def _package(path: str) -> str:
+    """Return the package that the relative imports of a module at this path start from."""
+    return path.rpartition("/")[0].replace("/", ".")
 
 
 def _is_module(name: str) -> bool:

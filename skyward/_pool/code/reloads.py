@@ -11,15 +11,20 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from skyward.errors import SerializationError, SkywardError
 from skyward.system import time
+from skyward.wire import payload
 
+_OF_MODULES = frozenset(vars(ModuleType("")).keys() | {"__builtins__", "__path__", "__file__"})
 _MANY = 64  # files and folders that are looked at for each call, which takes 1 to 4 us for each
 _PAUSE = 50  # between two looks at more of them, as a multiple of the time that a look takes
 
@@ -29,7 +34,7 @@ class LoadedModule:
     """A local module, or data file of a package, that was read.
 
     Attributes:
-        name, file: the module's name, for a data file its path, and the path of the file.
+        name, file: the module's name, for a data file its path, and the path of the file; None if it has none.
         data: the content of the file when the module was first seen in its present state.
         module: the module object; None if this program has not imported it.
         spec: its specification, which a reload replaces.
@@ -37,27 +42,30 @@ class LoadedModule:
     """
 
     name: str
-    file: Path
+    file: Path | None
     data: bytes = field(repr=False)
     module: ModuleType | None
     spec: object
     stamp: tuple[int, int] | None
 
     @classmethod
-    def read(cls, name: str, file: Path) -> LoadedModule:
+    def read(cls, name: str, file: Path | None) -> LoadedModule:
         """Read a module in its present state.
 
         Raises:
             SerializationError: its file cannot be read.
         """
-        module, stamp = sys.modules.get(name), _stamp(file)
-        return cls(name, file, read_file(file, SerializationError), module, _space_of(module).get("__spec__"), stamp)
+        module, stamp = sys.modules.get(name), _stamp(file) if file else None
+        data = read_file(file, SerializationError) if file else source_of(name)
+        return cls(name, file, data, module, _space_of(module).get("__spec__"), stamp)
 
     def is_current(self, *, by_file: bool) -> bool:
         """Return whether the module has not been reloaded or, with `by_file`, its file not changed since `read`."""
         module = sys.modules.get(self.name)
         if module is not self.module or (module is not None and namespace(module).get("__spec__") is not self.spec):
             return False
+        if self.file is None:
+            return source_of(self.name) == self.data
         return not (by_file and self.is_compared_by_file()) or _stamp(self.file) == self.stamp
 
     def is_compared_by_file(self) -> bool:
@@ -98,8 +106,10 @@ class LoadedModules:
         self._generation = 0
         self._look_at = 0.0
 
-    def get(self, name: str, file: Path, path: str) -> bytes:
+    def get(self, name: str, file: Path | None, path: str) -> bytes:
         """Return the content of a module, read again if it has changed; `path` is the path of its file on nodes.
+
+        If it has no file, this is what makes it there: `source_of`.
 
         Raises:
             SerializationError: its file cannot be read.
@@ -107,7 +117,7 @@ class LoadedModules:
         known = self._known.get(name)
         if known is None or known.file != file or not known.is_current(by_file=True):
             known = self._known[name] = LoadedModule.read(name, file)
-            if self._tell and known.module is not None and _is_edited(_space_of(known.module), known.data):
+            if self._tell and file and known.module is not None and _is_edited(_space_of(known.module), known.data):
                 self.tell(
                     f"{name} ({file}) was edited after this program imported it: nodes run the file as it is now. Load "
                     "it again with importlib.reload, or restart the program."
@@ -169,6 +179,38 @@ def read_file(file: Path, error: type[SkywardError]) -> bytes:
         return file.read_bytes()
     except OSError as problem:
         raise error(f"{file} must be sent to the nodes but cannot be read: {problem.strerror}.") from problem
+
+
+def source_of(name: str) -> bytes:
+    """Return the source of a loaded module that has no file: from its loader, or one that loads its pickled contents.
+
+    If there is neither, importing the module on a node raises an ImportError that says why.
+    """
+    module = sys.modules[name]
+    loader = getattr(namespace(module).get("__spec__"), "loader", None)
+    try:
+        if loader is not None:
+            return str(loader.get_source(name)).encode()
+        with contents(module) as values:
+            data, buffers = payload.dumps(values, what=f"The module {name!r}, which was made in memory,")
+    except Exception as error:  # loaders and reducers are foreign code
+        why = f"The module {name!r} has no file, and its loader, {type(loader).__name__}, no source of it: {error!r}."
+        text = f"{why if loader else error} Write the module to a file, or install it on the nodes."
+        return f"raise ImportError({text!r})\n".encode()
+    whole = data, tuple(map(bytes, buffers))
+    return f"from skyward.wire import payload\nglobals().update(payload.loads(*{whole!r}))\n".encode()
+
+
+@contextmanager
+def contents(module: ModuleType) -> Iterator[dict[str, Any]]:
+    """Return what a module contains; meanwhile its functions and classes are pickled by value."""
+    is_registered = module.__name__ in cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield {name: value for name, value in namespace(module).items() if name not in _OF_MODULES}
+    finally:
+        if not is_registered:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def namespace(module: ModuleType) -> dict[str, Any]:
