@@ -13,8 +13,9 @@ from functools import partial
 
 from skyward._pool.background import Timers
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
-from skyward._pool.scheduler import Failed, Scheduler, SlotWatch
+from skyward._pool.scheduler import Failed, Scheduler
 from skyward._pool.services import refuse
+from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Streams, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
@@ -34,7 +35,6 @@ class Dispatcher:
     Args:
         clock: the pool's timers.
         workers: the expected number of workers.
-        tell: prints a permanent line.
         checkpoint: handles a call's checkpoint requests; must not block.
     """
 
@@ -42,16 +42,14 @@ class Dispatcher:
         self,
         clock: Timers,
         workers: int,
-        tell: Callable[[str], None],
         checkpoint: Callable[[Task, Connection, Frame], None],
     ) -> None:
-        self._clock, self._tell, self._checkpoint = clock, tell, checkpoint
+        self._clock, self._checkpoint = clock, checkpoint
         self._lock = threading.Lock()
         self._schedule = Scheduler(workers)
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
         self._ticking = False
         self._streams = Streams(clock)
-        self._slots = SlotWatch()
         self._suspended: SkywardError | None = None  # why calls cannot run at present
         self._closed: SkywardError | None = None  # why no more calls are accepted
         self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # number of calls and errors, by node
@@ -160,6 +158,7 @@ class Dispatcher:
                     del worker.outstanding[task.id]
                     self._schedule.refill(worker)
                 else:
+                    worker.resume(task)  # it needs its slot to close its generator
                     if task.fails_together:
                         worker.post_order(Kind.STACK, task.id)  # the stack at which it was stopped
                     worker.post_order(Kind.CANCEL, task.id)
@@ -213,8 +212,11 @@ class Dispatcher:
                 if frame.kind in _LAST:
                     self._count_answer(worker.node, task, frame)
                     del worker.outstanding[frame.id]
+                    worker.waiting.discard(frame.id)
                     self._limits.pop(frame.id, None)
                     worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])
+                elif frame.kind == Kind.ITEM:
+                    worker.item_arrived(task)
                 elif frame.kind == Kind.STARTED and task.timeout is not None:
                     self._limits[frame.id] = (time.monotonic() + task.timeout, task)
                 heard.append((task, frame))
@@ -234,7 +236,7 @@ class Dispatcher:
             case Kind.STREAM:
                 stop = partial(self.cancel, task) if broadcast is None else partial(broadcast.stop, task)
                 linger_s = DROPPED_S if task.fails_together else 0.0
-                task.resolve(stream=self._streams.open(partial(worker.credit, task.id), stop, linger_s))
+                task.resolve(stream=self._streams.open(partial(self._credit, worker, task), stop, linger_s))
             case Kind.STACKS if broadcast is not None:
                 broadcast.stack_arrived(task, frame)
             case Kind.CHECKPOINT:
@@ -251,10 +253,21 @@ class Dispatcher:
             case Kind.ERROR:
                 task.resolve(frame, error=task.stopping)
 
-    def _end_if_stuck(self, worker: WorkerClient, call: int) -> None:
+    def _credit(self, worker: WorkerClient, task: Task, items: int) -> None:
+        """Allow a stream to send this many more items; called by its reader."""
+        with uninterrupted:
+            with self._lock:
+                if task.id in worker.outstanding:
+                    worker.credit(task, items)
+            worker.flush()
+
+    def _end_if_stuck(self, worker: WorkerClient, call: int, waited: bool = False) -> None:
         with self._lock:
             task = worker.outstanding.get(call) if self._closed is None and worker.alive else None
-        if task is not None:
+            waits = task is not None and task not in worker.running  # a stream, for the slot in which it is closed
+        if waits or (task is not None and waited):
+            self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, call, waits))
+        elif task is not None:
             worker.end(f"{task.function.name}() ignored a stop request for {GRACE_S:g} s")
 
     def _count_answer(self, node: int, task: Task, frame: Frame) -> None:
@@ -272,9 +285,14 @@ class Dispatcher:
             return sum(worker.slots for worker in self._schedule.workers.values())
 
     def held(self, worker: WorkerClient) -> list[Task]:
-        """Return the unanswered calls of a worker; the first `slots` of them run."""
+        """Return the unanswered calls of a worker."""
         with self._lock:
             return list(worker.outstanding.values())
+
+    def running(self, worker: WorkerClient) -> list[Task]:
+        """Return the calls that have a slot of a worker; streams that wait for their reader have none."""
+        with self._lock:
+            return worker.running
 
     def counts(self, node: int | None = None) -> dict[str, int]:
         """Return the numbers of calls that run, that wait, that were answered, and that failed.
@@ -283,17 +301,17 @@ class Dispatcher:
         """
         with self._lock:
             workers = [each for each in self._schedule.all_workers if node is None or each.node == node]
-            held = [(len(worker.outstanding), worker.slots) for worker in workers]
-            running = sum(min(calls, slots) for calls, slots in held)
-            queued = sum(calls for calls, _ in held) - running + (self._schedule.queued if node is None else 0)
+            held = sum(len(worker.outstanding) for worker in workers)
+            running = sum(min(worker.load, worker.slots) + len(worker.waiting) for worker in workers)
+            queued = held - running + (self._schedule.queued if node is None else 0)
             answered = list(self._answered.values()) if node is None else [self._answered[node]]
             done, failed = (sum(each[which] for each in answered) for which in (0, 1))
             return {"running": running, "queued": queued, "done": done, "failed": failed}
 
     def has_begun(self, task: Task) -> bool:
-        """Return whether a call runs now."""
+        """Return whether a call runs now, or its stream waits for its reader."""
         worker = self._schedule.worker_of(task)
-        return worker is not None and task in self.held(worker)[: worker.slots]
+        return worker is not None and (task in self.running(worker) or task.id in worker.waiting)
 
     def has_hung_up(self, task: Task) -> bool:
         """Return whether the worker of a call has closed its connection for a reason not known yet."""
@@ -303,22 +321,19 @@ class Dispatcher:
     # periodic work, while there are calls ----------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Stop calls beyond their limit, move stale calls to idle workers, report when streams hold all slots."""
+        """Stop calls beyond their limit, and move stale calls to idle workers."""
         now = time.monotonic()
         with self._lock:
             overdue = [task for deadline, task in self._limits.values() if deadline <= now]
             for task in overdue:
                 del self._limits[task.id]
             touched = self._schedule.rebalance(now)
-            notice = self._slots.look(now, self._schedule.first_queued, self._schedule.workers.values())
             self._ticking = self._schedule.has_work
             if self._ticking:
                 self._clock.after(TICK_S, self._tick)
         _flush(touched)
         for task in overdue:
             self.cancel(task, _timeout(task))
-        if notice:
-            self._tell(notice)
 
 
 def _flush(workers: Iterable[WorkerClient]) -> None:

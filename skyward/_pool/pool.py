@@ -262,7 +262,7 @@ class ComputePool(Facts, CallsOnly):
         tell = record.telling(progress.tell)
         self._checkpoints = Checkpoints(settings.checkpoints)
         workers = count * settings.worker.processes
-        self._dispatcher = Dispatcher(self._clock, workers, tell, self._checkpoints.take)
+        self._dispatcher = Dispatcher(self._clock, workers, self._checkpoints.take)
         record.count(self._dispatcher.counts, self._clock)
         self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
         self._manager = manager = NodeManager(

@@ -5,7 +5,6 @@ It is the state of `Dispatcher`, used under its lock: nothing here blocks, and m
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +15,6 @@ from skyward.system import time
 from skyward.wire.messages import Kind
 
 STALE_S = 0.02  # a call that waits longer on a busy worker is moved to an idle one
-HELD_S = 2.0  # how long open streams must hold all slots before that is reported
 Failed = list[tuple[Task, SkywardError]]  # calls to settle after the lock is released
 
 
@@ -80,6 +78,7 @@ class Scheduler:
         worker.alive = False
         fates = worker.fates(is_known=is_known)
         worker.outstanding.clear()
+        worker.waiting.clear()
         failed: Failed = []
         again: list[Task] = []
         for task, fate in fates:
@@ -154,7 +153,7 @@ class Scheduler:
 
     def refill(self, worker: WorkerClient) -> None:
         """Assign queued calls to a worker until it has no room."""
-        room = worker.window - len(worker.outstanding) if worker.alive and not worker.draining else 0
+        room = worker.window - worker.load if worker.alive and not worker.draining else 0
         while room > 0 and not self.resting and (task := self._next()) is not None:
             self._assign(task, worker)
             room -= 1
@@ -182,7 +181,7 @@ class Scheduler:
 
     def take_back(self, worker: WorkerClient, tasks: Sequence[Task] | None = None) -> None:
         """Take back calls that have not begun (`tasks`, or all): unsent ones now, others when the worker agrees."""
-        for task in reversed(list(worker.outstanding.values())[worker.slots :] if tasks is None else tasks):
+        for task in reversed(worker.queued if tasks is None else tasks):
             if worker.take_back(task.id):
                 del worker.outstanding[task.id]
                 self.requeue(task)
@@ -191,13 +190,12 @@ class Scheduler:
 
     def rebalance(self, now: float) -> list[WorkerClient]:
         """Take back waiting calls from busy workers while others are idle; return the workers to flush."""
-        room = sum(w.window for w in self.workers.values() if not w.outstanding)
+        room = sum(w.window for w in self.workers.values() if not w.load)
         if not room or self._queue:
             return []
         touched = []
         for worker in self.workers.values():
-            waiting = [t for t in list(worker.outstanding.values())[worker.slots :] if t.pin is None]
-            stale = [t for t in waiting if now - t.sent_at > STALE_S][-room:] if room else []
+            stale = [t for t in worker.queued if t.pin is None and now - t.sent_at > STALE_S][-room:] if room else []
             if stale:
                 self.take_back(worker, stale)
                 touched.append(worker)
@@ -217,11 +215,6 @@ class Scheduler:
         return len(self._queue) + sum(map(len, self._pinned.values()))
 
     @property
-    def first_queued(self) -> Task | None:
-        """The first call in the queue for any worker, or None."""
-        return self._queue[0] if self._queue else None
-
-    @property
     def has_work(self) -> bool:
         """Whether any call is queued or unanswered."""
         return bool(self._queue or self._pinned or any(worker.outstanding for worker in self.all_workers))
@@ -232,7 +225,7 @@ class Scheduler:
         if self.resting:
             return None
         for worker in self.workers.values():
-            load = len(worker.outstanding) / worker.window
+            load = worker.load / worker.window
             if load < best_load:
                 best, best_load = worker, load
         return best
@@ -256,28 +249,3 @@ class Scheduler:
         for task in self._pinned.pop(worker.rank, ()):
             if task.stopping is None:
                 self._assign(task, worker)
-
-
-class SlotWatch:
-    """Detects that open streams hold all slots while a call waits, often in the thread that opened them."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def look(self, now: float, first_queued: Task | None, workers: Iterable[WorkerClient]) -> str:
-        """Return a message if this has lasted for HELD_S, once, otherwise ""; called periodically."""
-        slots, running = 0, list[Task]()
-        for worker in workers:
-            slots += worker.slots
-            running += list(worker.outstanding.values())[: worker.slots]
-        if first_queued is None or not slots or len(running) < slots or any(task.stream is None for task in running):
-            self._since = None
-            return ""
-        self._since = since = now if self._since is None else self._since
-        if now - since < HELD_S:
-            return ""
-        self._since = math.inf  # reported; until the state changes
-        return (
-            f"{first_queued.function.name}() waits for a slot: all {slots} slots of the pool are held by open streams."
-            " Take their items to the end or close them, or open the pool with more slots (concurrency=, nodes=)."
-        )

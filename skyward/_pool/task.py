@@ -24,14 +24,23 @@ from skyward.system import Empty, SimpleQueue, threading
 from skyward.wire import payload
 from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Buffer, Frame
-from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, NO_CALL, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import (
+    BATCH,
+    CALL_HEAD,
+    EVERYWHERE,
+    NO_CALL,
+    RESULT_HEAD,
+    STREAM_WINDOW,
+    WANT_STARTED,
+    Kind,
+)
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 Waiter = Callable[["Task"], None]
 T = TypeVar("T")
 _END = Frame(Kind.END, NO_CALL)
-_CREDIT_STEP = 8  # after this many items, the worker is allowed to send as many more
+_CREDIT_STEP = STREAM_WINDOW // 2  # after this many items, the worker is allowed to send as many more
 Read = Callable[[Buffer, Sequence[Buffer], str], Any]  # see `Task.read`
 ReadError = Callable[[Frame], BaseException]  # see `Task.remote_error`
 
@@ -48,6 +57,7 @@ class Task:
         stopping: why it is being stopped; None while it is not.
         done: whether its outcome is known; set before the waiter is called.
         stream: the outcome of a call that returned a generator, where the items arrive.
+        credit: number of items that the generator's worker may still send; without any it waits for the reader.
         broadcast: the call on all ranks that it is part of; None for a call on one rank.
         shared: values that its arguments refer to, which must be sent to its worker first.
         item: index and value of its item in a map, as long as an error may name them; None for other calls.
@@ -71,6 +81,7 @@ class Task:
     frame: Frame | None = None
     error: BaseException | None = None
     stream: StreamSource | None = None
+    credit: int = STREAM_WINDOW
     broadcast: Broadcast | None = None
     shared: tuple[SharedValue, ...] = ()
     item: tuple[int, Any] | None = None
@@ -301,7 +312,8 @@ class StreamSource:
 class RemoteStream(Iterator[T], Generic[T]):
     """Iterates over the items that a generator yields on its node. At most 16 items wait here.
 
-    Closing or dropping it before its end stops the generator.
+    A generator that is so far ahead waits for its reader, and its node runs other calls meanwhile. Closing or dropping
+    the iterator before its end stops the generator.
     """
 
     def __init__(self, source: StreamSource, read: Read, read_error: ReadError) -> None:

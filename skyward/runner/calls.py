@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skyward.errors import PluginError
@@ -24,12 +26,21 @@ from skyward.system import threading, time
 from skyward.wire import batch, payload
 from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
-from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
+from skyward.wire.messages import (
+    BATCH,
+    CALL_HEAD,
+    EVERYWHERE,
+    RESULT_HEAD,
+    STREAM_WINDOW,
+    WANT_STARTED,
+    Kind,
+    decode,
+)
 
 _BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
 _RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that have to be run to get the result
-STREAM_WINDOW = 16  # items of a generator that may be sent before the client has taken one
 Send = Callable[[Frame], None]
+Steps = Generator[None, None, Frame]
 
 
 class Session(Protocol):
@@ -41,11 +52,35 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A generator whose items are sent. While it waits for its reader, its slot runs other calls.
+
+    It always runs in the same thread, since it may hold what belongs to that: locks, connections, modes of a framework.
+
+    Attributes:
+        slot: where it runs.
+        context: the variables of its call.
+        steps: runs it until it waits, and returns its final frame.
+        credit: number of items it may still send.
+        waits: whether it waits for its reader.
+        stopped: whether the client has cancelled it.
+    """
+
+    slot: Slot
+    context: Context
+    steps: Steps
+    credit: int = STREAM_WINDOW
+    waits: bool = False
+    stopped: bool = False
+
+
 class Calls:
     """The functions, plugin session and open streams of one client connection.
 
     Attributes:
         is_grouped: whether this process is, or may be, part of a group of ranks.
+        streams: the open streams, by call.
     """
 
     def __init__(self, place: InstanceInfo, *, replaceable: bool = True) -> None:
@@ -55,7 +90,8 @@ class Calls:
         self._loading = threading.Lock()
         self._code: deque[Frame] = deque()  # local modules that could not be placed yet
         self._placing = threading.Lock()
-        self._credits: dict[int, threading.Semaphore] = {}
+        self.streams: dict[int, Stream] = {}
+        self._crediting = threading.Lock()
         self._session: Session | None = None
         self._used = False  # whether a function has been loaded
         self.is_grouped = False
@@ -85,10 +121,15 @@ class Calls:
         with suppress(OSError):
             self._place_code()
 
-    def credit(self, call: int, items: int) -> None:
-        """Allow a stream to send further items."""
-        if semaphore := self._credits.get(call):
-            semaphore.release(items)
+    def wake(self, call: int, items: int = 0, *, stop: bool = False) -> Slot | None:
+        """Allow a stream to send further items, or stop it; if it waits, return the slot that must `resume` it."""
+        with self._crediting:
+            if (stream := self.streams.get(call)) is None:
+                return None
+            stream.credit += items
+            stream.stopped |= stop
+            waited, stream.waits = stream.waits, False
+            return stream.slot if waited else None
 
     def setup(self, frame: Frame) -> Frame:
         """Set the pool's secrets and enter its plugins in this process; return READY or ERROR."""
@@ -109,13 +150,19 @@ class Calls:
         return Frame(Kind.READY, frame.id)
 
     def close(self) -> None:
-        """Exit the plugins, in reverse order."""
+        """Close the streams, and exit the plugins in reverse order."""
+        for call, stream in tuple(self.streams.items()):
+            if stream.slot.running != call:  # else it is being interrupted there
+                self.drop_stream(call)
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
-    def run(self, frame: Frame, slot: Slot, send: Send) -> Frame:
-        """Run a call to its end and return its final frame. Only an interrupt propagates as an exception."""
+    def run(self, frame: Frame, slot: Slot, send: Send) -> Frame | None:
+        """Run a call and return its final frame, or None if it is a stream that waits for its reader.
+
+        Only an interrupt propagates as an exception.
+        """
         number, flags = CALL_HEAD.unpack_from(frame.head)
         everywhere = bool(flags & EVERYWHERE)
         if number in self._wishes and (refusal := self._prepare(frame.id, self._wishes[number], everywhere=everywhere)):
@@ -153,7 +200,7 @@ class Calls:
         finally:
             environment.end_call()
 
-    def _run_batch(self, call: int, fn: Callable[..., Any], items: list[Any], slot: Slot, send: Send) -> Frame:
+    def _run_batch(self, call: int, fn: Callable[..., Any], items: list[Any], slot: Slot, send: Send) -> Frame | None:
         """Run the calls of a batch in order until the time is up; return a frame with the results so far.
 
         The client sends the remaining items again.
@@ -193,7 +240,7 @@ class Calls:
         if why is None:
             environment.apply(wishes["env"])
             return None
-        if self._replaceable and self._used and not self.is_grouped:
+        if self._replaceable and self._used and not self.is_grouped and not self.streams:
             return Frame(Kind.STALE, call)
         asked = ", ".join(f"{name}={value}" for name, value in wishes["env"].items())
         remedy = (
@@ -224,31 +271,78 @@ class Calls:
                 self._functions[number] = known
         return known
 
-    def _stream(self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send) -> Frame:
-        """Send a generator's items as far as the client's credit allows, and return the frame with what it returns."""
-        start = time.perf_counter()
-        credit = self._credits[call] = threading.Semaphore(STREAM_WINDOW)
+    def _stream(self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send) -> Frame | None:
+        """Begin to send a generator's items; see `resume`."""
+        self.streams[call] = Stream(slot, environment.hand_over(), self._steps(call, slot, items, send))
+        return self.resume(call)
+
+    def resume(self, call: int) -> Frame | None:
+        """Send a stream's items as far as the client's credit allows; do nothing if it has ended.
+
+        Returns:
+            The frame with what the generator returns, or with its error; None if it waits for its reader.
+        """
+        stream = self.streams.get(call)
+        if stream is None:
+            return None
         try:
-            with slot.shield():
-                send(Frame(Kind.STREAM, call))
-            while True:
+            if stream.stopped:
+                stream.context.run(stream.steps.throw, Interrupted("the call was interrupted by the client"))
+            else:
+                stream.context.run(next, stream.steps)
+        except StopIteration as end:
+            last: Frame = end.value
+            return last
+        return None
+
+    def drop_stream(self, call: int) -> None:
+        """Close a stream, if this is one and it has not ended."""
+        if (stream := self.streams.pop(call, None)) is not None:
+            stream.context.run(stream.steps.close)
+
+    def _steps(self, call: int, slot: Slot, items: types.GeneratorType[Any, Any, Any], send: Send) -> Steps:
+        """Run a generator to its end, and pause whenever it waits for its reader; return its final frame."""
+        stream, ran_s, start = self.streams[call], 0.0, time.perf_counter()
+        try:
+            with task_output(call) as output:
                 try:
-                    item = next(items)
-                except StopIteration as end:
-                    returned = end.value
-                    break
+                    with slot.shield():
+                        send(Frame(Kind.STREAM, call))
+                    while True:
+                        with slot.shield(), self._crediting:
+                            waits = stream.waits = stream.credit == 0
+                            stream.credit -= not waits
+                        if waits:
+                            ran_s += time.perf_counter() - start
+                            output.pause()
+                            yield
+                            output.resume()
+                            start = time.perf_counter()
+                            continue
+                        try:
+                            item = next(items)
+                        except StopIteration as end:
+                            returned = end.value
+                            break
+                        end_child()
+                        data, buffers = payload.dumps(item, what="An item of the generator")
+                        with slot.shield():
+                            send(Frame(Kind.ITEM, call, data, buffers))
+                finally:
+                    self.streams.pop(call, None)
+                    items.close()
                 end_child()
-                data, buffers = payload.dumps(item, what="An item of the generator")
-                with slot.shield():  # an interrupt cannot wake this thread: the interrupter also releases a credit
-                    credit.acquire()
-                with slot.shield():
-                    send(Frame(Kind.ITEM, call, data, buffers))
+                data, buffers = payload.dumps(returned, what="What the generator returned")
+            ran_s += time.perf_counter() - start
+            return Frame(Kind.END, call, RESULT_HEAD.pack(ran_s) + data, buffers)
+        except Interrupted:
+            raise
+        except BaseException as error:  # as for other calls
+            end_child(error)
+            slot.broke_device = breaks_device(error)
+            return failure(call, error, start)
         finally:
-            del self._credits[call]
-            items.close()
-        end_child()
-        data, buffers = payload.dumps(returned, what="What the generator returned")
-        return Frame(Kind.END, call, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
+            environment.end_call()
 
 
 def failure(call: int, error: BaseException, start: float) -> Frame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -180,6 +181,38 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class SlotQueue:
+    """The queue of several slots: messages for any of them, and for a particular one."""
+
+    def __init__(self) -> None:
+        self._shared = deque[Frame | None]()
+        self._own: dict[Slot, SimpleQueue[Frame | None]] = {}
+        self._idle: list[Slot] = []
+        self._lock = threading.Lock()
+
+    def put(self, frame: Frame | None, slot: Slot | None = None) -> None:
+        """Queue a message, for one slot or for any."""
+        with self._lock:
+            if slot is None and self._idle:
+                slot = self._idle.pop()
+            elif slot in self._idle:
+                self._idle.remove(slot)
+            if slot is None:
+                self._shared.append(frame)
+            else:
+                self._own[slot].put(frame)
+
+    def get(self, slot: Slot) -> Frame | None:
+        """Wait for the next message that this slot may take, and return it."""
+        with self._lock:
+            own = self._own.setdefault(slot, SimpleQueue())
+            if own.empty():
+                if self._shared:
+                    return self._shared.popleft()
+                self._idle.append(slot)
+        return own.get()
 
 
 # the socket -----------------------------------------------------------------------------------------------------------

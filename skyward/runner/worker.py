@@ -13,8 +13,10 @@ import signal
 import sys
 import traceback
 from _signal import getsignal  # type: ignore[import-not-found]  # avoids the enum conversion of `signal`: 4 us per call
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,10 +29,10 @@ from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.exchange import CHECKPOINTS, Requests
 from skyward.runner.process import end_child, on_fork
-from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
+from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, SlotQueue, ThreadSlot
 from skyward.runtime import checkpoint, environment, output
 from skyward.runtime.ranks import install_gather
-from skyward.system import SimpleQueue, process_end, socket, threading, time
+from skyward.system import process_end, socket, threading, time
 from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
@@ -51,9 +53,10 @@ class Worker:
         self._inbox = Inbox(self._take)
         self._main = MainSlot()
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
-        self._work: Inbox | SimpleQueue[Frame | None] = self._inbox if start.slots == 1 else SimpleQueue()
+        self._shared = SlotQueue()
+        self._work = self._inbox if start.slots == 1 else self._shared
         self._threads = [
-            threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True)
+            threading.Thread(target=self._run_slot, args=(slot, partial(self._shared.get, slot)), daemon=True)
             for slot in self._slots
             if isinstance(slot, ThreadSlot)
         ]
@@ -80,7 +83,7 @@ class Worker:
 
     def run(self) -> None:
         """Run calls until `leave`, then exit the contexts that calls and plugins entered; called in the main thread."""
-        self._run_slot(self._main, self._inbox)
+        self._run_slot(self._main, self._inbox.get)
         if self._retiring:
             for thread in self._threads:
                 thread.join()  # each of them sends the outcome of its last call first
@@ -150,7 +153,7 @@ class Worker:
             case Kind.CANCEL | Kind.RECALL:
                 self._stop(frame)
             case Kind.CREDIT:
-                self._calls.credit(frame.id, decode(frame.head)["items"])
+                self._resume(frame, self._calls.wake(frame.id, decode(frame.head)["items"]))
             case Kind.GATHERED | Kind.CHECKPOINTED:
                 self._requests.take(frame)
             case Kind.STACK:
@@ -177,11 +180,18 @@ class Worker:
             self._send(Frame(Kind.DROPPED, frame.id), waits=False)
         elif frame.kind == Kind.CANCEL:
             self._interrupt(frame.id)
+            self._resume(frame, self._calls.wake(frame.id, stop=True))  # also if it has just stopped running
             self._retiring |= any(slot.broke_import for slot in self._slots)  # no further call may start here
 
+    def _resume(self, frame: Frame, slot: Slot | None) -> None:
+        if slot is self._main:
+            self._inbox.put(frame)
+        elif slot is not None:
+            self._shared.put(frame, slot)
+
     def _interrupt(self, call: int) -> None:
-        if any(slot.interrupt(call) for slot in self._slots):
-            self._calls.credit(call, 1)  # ends the wait for credit if the call is a stream
+        for slot in self._slots:
+            slot.interrupt(call)
 
     def _on_breakpoint(self, *args: Any, **more: Any) -> Any:
         """Open the debugger of the calling thread's call; PYTHONBREAKPOINT turns it off or names another one."""
@@ -199,9 +209,9 @@ class Worker:
         slot = next(busy, None)
         self._send(Frame(Kind.STACKS, call, encode(diagnosis.describe(slot.thread) if slot else {})), waits=False)
 
-    def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
+    def _run_slot(self, slot: Slot, get: Callable[[], Frame | None]) -> None:
         slot.attach()
-        while (frame := work.get()) is not None:
+        while (frame := get()) is not None:
             if frame.kind == Kind.SETUP:
                 self._send(self._set_up(frame))
                 continue
@@ -212,14 +222,17 @@ class Worker:
             started = time.perf_counter()
             try:
                 if self._claim(frame, slot):
-                    answer = self._calls.run(frame, slot, self._send)
+                    is_new = frame.kind == Kind.CALL
+                    answer = self._calls.run(frame, slot, self._send) if is_new else self._calls.resume(frame.id)
                 slot.end()
             except Interrupted as interrupt:
                 slot.end()
+                self._calls.drop_stream(frame.id)
                 end_child(interrupt)
                 answer = answer or failure(frame.id, interrupt, started)
             if (debugger := sys.modules.get("skyward.runner.debugger")) is not None:
                 debugger.end()
+            slot.unsent = answer is not None
             if answer is not None and answer.kind == Kind.ERROR:
                 self._clear_device(slot)
             if answer is not None and not (self._leaving and slot.struck):  # else the outcome is not wanted
@@ -229,8 +242,8 @@ class Worker:
                 return
 
     def _claim(self, frame: Frame, slot: Slot) -> bool:
-        """Take a call to run it. Return False if it was recalled, its client has disconnected or this process is
-        ending.
+        """Take a call, or a stream that goes on. Return False if the call was recalled, its client has disconnected or
+        this process is ending.
 
         A recalled call may have been sent again and be queued behind this message: the client relies on calls beginning
         in the order in which they were sent.
@@ -238,6 +251,9 @@ class Worker:
         with self._claims:
             if self._leaving or self._retiring:
                 return False
+            if frame.kind != Kind.CALL:
+                slot.begin(frame.id)
+                return True
             if self._queued.get(frame.id) != id(frame):
                 return False
             slot.begin(frame.id)  # before the deletion: once the call is not queued, it can be interrupted
@@ -292,8 +308,6 @@ class Worker:
 
     def _send(self, frame: Frame, *, waits: bool = True) -> None:
         """Send to the client, if there is one. The thread that reads the socket must pass `waits=False`."""
-        if frame.kind == Kind.STREAM:
-            self._inbox.stand_in()  # a stream waits for credit while its call runs
         connection = self._connection
         if connection is not None:
             waits = waits and not sys.is_finalizing()  # the other threads have ended then
@@ -319,10 +333,10 @@ class Worker:
         """Return the calling thread's call, None if it cannot be determined, and all running calls."""
         running = [slot.running for slot in self._slots if slot.running != IDLE]
         own = next((s.running for s in self._slots if s.running != IDLE and s.is_current()), None)
-        if own is not None:
-            return own, running
-        running += [SETUP] * self._setting_up
-        return (running[0] if len(running) == 1 else None), running
+        if own is None:
+            running += [SETUP] * self._setting_up
+            own = running[0] if len(running) == 1 else None
+        return own, [*running, *self._calls.streams]
 
     def write(self, task: int | None, stream: str, text: str) -> None:
         """Send output of user code; called by the replaced `sys.stdout` and `sys.stderr`."""

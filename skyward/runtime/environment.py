@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -143,6 +143,14 @@ def end_call() -> None:
         for restore in reversed(restores):
             restore()
         _at_end.set(())
+
+
+def hand_over() -> Context:
+    """Return a context in which the current call goes on when its thread has gone on to other calls."""
+    context = copy_context()
+    _everywhere.set(False)
+    _at_end.set(())
+    return context
 
 
 def at_end(restore: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from threading import get_ident
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, ParamSpec, Protocol, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, ParamSpec, Protocol, Self, TextIO, TypeVar, cast
 
 from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo
@@ -366,13 +366,22 @@ class task_output:  # noqa: N801 - a context manager; a class, since contextlib'
     def __init__(self, number: int) -> None:
         self._task = _Task(number)
 
-    def __enter__(self) -> None:
-        _note_running(self._task)
+    def __enter__(self) -> Self:
+        self.resume()
         self._token = _scope.set(_Scope(self._task, frozenset()))
+        return self
+
+    def pause(self) -> None:
+        """Let the thread run other tasks until `resume`, in contexts of their own."""
+        _note_running(None)
+
+    def resume(self) -> None:
+        """Let this thread run the task."""
+        _note_running(self._task)
 
     def __exit__(self, *_: object) -> None:
         _scope.reset(self._token)
-        _note_running(None)
+        self.pause()
         _finish(self._task)
 
 

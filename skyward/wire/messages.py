@@ -80,6 +80,7 @@ class Kind(IntEnum):
 NO_CALL = 0
 CALL_HEAD = struct.Struct("<IB")  # number of the function, flags
 RESULT_HEAD = struct.Struct("<d")  # seconds the call ran
+STREAM_WINDOW = 16  # items of a generator that may be sent before the client has taken one
 # flags of a CALL: send STARTED; all ranks have been sent this call; it is
 # several calls, run as far as time permits
 WANT_STARTED, EVERYWHERE, BATCH = 1, 2, 4

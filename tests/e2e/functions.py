@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ def slow(x: int, seconds: float) -> int:
 def count(n: int) -> Generator[int, None, str]:
     yield from range(n)
     return f"{n} items"
+
+
+@sky.compute
+def endless(name: str = "") -> Iterator[int]:
+    """Yields the thread that it runs in, for ever."""
+    try:
+        while True:
+            yield threading.get_ident()
+    finally:
+        print("closed", name)
 
 
 @sky.compute

@@ -20,6 +20,7 @@ from tests.e2e.functions import (
     count,
     double,
     double_later,
+    endless,
     greet,
     place,
     positive,
@@ -27,6 +28,7 @@ from tests.e2e.functions import (
     slow,
     where,
 )
+from tests.printed import Printed
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -216,19 +218,46 @@ def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
     assert window[-1] - first > 0.4
 
 
+@pytest.mark.parametrize("kind", ["pool", "threads_pool"])
+def test_calls_while_generators_are_read(pool: sky.ComputePool, threads_pool: sky.ComputePool, kind: str) -> None:
+    """A generator that waits for its reader keeps no slot, and goes on in its own thread."""
+    pool = {"pool": pool, "threads_pool": threads_pool}[kind]
+    busy = [iter(endless() >> pool) for _ in range(5)]
+    threads = [next(items) for items in busy]
+    for x in count(40) >> pool:
+        assert (double(x) > pool).result(60) == 2 * x  # with a limit, as it would wait for ever
+        assert [next(items) for items in busy] == threads
+    assert [x + y for x, y in zip(count(40) >> pool, count(40) >> pool, strict=True)] == list(range(0, 80, 2))
+    assert [list(items) for items in pool.map(count, [40] * 9)] == [list(range(40))] * 9
+    for items in zip(*(count(40) @ pool), strict=True):
+        assert set(double(items[0]) @ pool) == {2 * items[0]}
+
+    shared, taken = count(100) >> pool, list[int]()
+    with ThreadPoolExecutor(4) as readers:
+        for _ in range(4):
+            readers.submit(lambda: taken.extend(double(x) >> pool for x in shared))
+    assert sorted(taken) == list(range(0, 200, 2))
+
+
+def test_a_generator_that_waits_is_closed_behind_the_call_that_has_its_slot(
+    pool: sky.ComputePool, printed: Printed
+) -> None:
+    """Its `finally` blocks have run before the next call."""
+    streams = [iter(endless("behind") >> pool) for _ in range(2)]
+    assert all(next(items) for items in streams)
+    printed.read()
+    calls = [sleeping_node(0.3) > pool for _ in range(2)]
+    del streams
+    assert sorted(call.result(60) for call in calls) == [0, 1]
+    assert double(1) @ pool == [2, 2]
+    assert printed.read().out.count("closed behind") == 2
+
+
 def test_closed_generator_frees_the_node(pool: sky.ComputePool) -> None:
     """Closing a stream stops its generator, `finally` blocks included."""
-
-    @sky.compute
-    def endless() -> Iterator[int]:
-        n = 0
-        while True:
-            yield n
-            n += 1
-
     streams = endless() @ pool
     for items in streams:
-        assert next(iter(items)) == 0
+        assert next(iter(items))
         items.close()  # type: ignore[attr-defined] # a remote stream can be closed
 
     started = time.perf_counter()

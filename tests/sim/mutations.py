@@ -19,8 +19,9 @@ COLLECTIVE, GATHER, TASK, RUNNER, STREAM = (
     "_pool/calls.py",
     "_pool/task.py",
 )
-FRAMES, WORKER, OUTPUT, CLOCK = (
+FRAMES, WORKERS, WORKER, OUTPUT, CLOCK = (
     "wire/frames.py",
+    "runner/calls.py",
     "_pool/nodes/worker_client.py",
     "_pool/console.py",
     "_pool/background.py",
@@ -41,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        _flush((worker, *touched))",
     ),
     Mutant("what may have run runs again", SCHEDULE, "elif fate is Fate.WAITED:", "elif fate is not Fate.RAN:"),
-    Mutant("retries are not counted", SCHEDULE, "                task.retries -= 1\n", ""),
+    Mutant("retries are not counted", SCHEDULE, "task.retries - 1, task.retried", "task.retries, task.retried"),
     Mutant("one retry too many", SCHEDULE, "elif task.retries > 0:", "elif task.retries >= 0:"),
     Mutant("what is put back is lost", SCHEDULE, "            self._queue.appendleft(task)\n", "            pass\n"),
     Mutant(
@@ -104,10 +105,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what was prefetched has not begun, whoever says so",
         WORKER,
-        "(is_known and position >= self.slots and task.stream is None)",
-        "(position >= self.slots and task.stream is None)",
+        "(is_known and position >= self.slots)",
+        "(position >= self.slots)",
     ),
-    Mutant("nothing has begun", WORKER, "is_known and position >= self.slots", "is_known"),
+    Mutant("nothing has begun", WORKER, "(is_known and position >= self.slots)", "is_known"),
+    Mutant(
+        "what waits behind a stream has not begun",
+        WORKER,
+        "                continue\n            if",
+        "            elif",
+    ),
     Mutant(
         "the end of a silent node is known",
         NODE,
@@ -124,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a latch opens at the first result",
         RUNNER,
-        "self._open or not (self._left == 0 or self.first_failed)",
+        "self._open or not (self._left == 0 or (self.first_failed and self._until_failure))",
         "self._open",
     ),
     Mutant("of two outcomes both count", TASK, "waiter = self._waiter.pop()", "waiter = self._waiter[0]"),
@@ -134,7 +141,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._source.credit(_CREDIT_STEP)\n",
         "                pass\n",
     ),
-    Mutant("credit is not sent", WORKER, "urgent=True)\n            self.flush()\n", "urgent=True)\n"),
+    Mutant(
+        "credit is not sent",
+        DISPATCH,
+        "                    worker.credit(task, items)\n            worker.flush()\n",
+        "                    worker.credit(task, items)\n",
+    ),
+    Mutant("a stream that waits for its reader keeps its slot", WORKER, "self.waiting.add(task.id)", "pass"),
+    Mutant("a stream that waits is stopped when it is read", WORKERS, "if stream.stopped:", "if False:"),
+    Mutant("a stream that waits is not woken", WORKERS, "            return stream.slot if waited else None", ""),
     Mutant(
         "the clock is not told of what is due",
         CLOCK,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -471,7 +472,7 @@ def patch() -> None:
         (exchange, {"os": SYSTEM}),
         (worker, {"diagnosis": SimpleNamespace(describe=_describe)}),
         (shared, {"values": SimpleNamespace(clear=lambda: None)}),
-        (calls, {"os": SYSTEM, "task_output": lambda _n: nullcontext(), "environment": _Environment()}),
+        (calls, {"os": SYSTEM, "task_output": lambda _n: nullcontext(_TaskOutput()), "environment": _Environment()}),
         (pool_functions, {"local_modules": lambda *_: CodeBundle()}),
         (pool_functions, {"is_collective": lambda fn: fn.__name__ == "together"}),
         (pool_output, {"_write": lambda text, _error, _cell=None: world.W.prints(text)}),
@@ -500,11 +501,21 @@ class _Record:
         return tell
 
 
+class _TaskOutput:
+    """Of a task of `runtime.output`, which is not simulated."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
 class _Environment:
     """`runtime.environment`, without effects: all simulated workers share one interpreter."""
 
     def begin_call(self, *, everywhere: bool) -> None: ...
     def end_call(self) -> None: ...
+    def hand_over(self) -> Context:
+        return copy_context()
+
     def prepare(self, _fn: object) -> None: ...
     def apply(self, _env: object) -> None: ...
     def conflict(self, _env: object) -> None:

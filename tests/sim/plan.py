@@ -140,6 +140,8 @@ def _op(rng: random.Random, tokens: itertools.count[int], collective: bool, rank
         "background": 4,
         "callback": 4,
         "cancel": rng.choice((1, 6)),
+        "stream": 3,
+        "half": 3,
     }
     seconds = rng.choice(SECONDS)
     return Op(

@@ -287,8 +287,7 @@ class WorkerGroup:
 
     def _works(self, worker: WorkerClient) -> bool:
         """Return whether it runs a call on a single rank that is not being stopped."""
-        running = self._dispatcher.held(worker)[: worker.slots]
-        return any(not task.fails_together and task.stopping is None for task in running)
+        return any(not task.fails_together and task.stopping is None for task in self._dispatcher.running(worker))
 
     def _await_all(self) -> list[tuple[NodeClient, WorkerClient]]:
         """Wait until every rank has a new process and no old one, and return these.

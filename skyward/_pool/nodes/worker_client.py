@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from itertools import islice
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from skyward._pool.background import Callbacks
 from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import BUDGET, SharedValueIndex
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.spec import Worker
@@ -56,7 +56,8 @@ class WorkerClient:
 
     Attributes:
         rank: index of the worker over all nodes.
-        outstanding: calls sent and not yet answered, oldest first; the first `slots` of them run.
+        outstanding: calls sent and not yet answered, in the order in which they get a slot.
+        waiting: those of them whose generator waits for its reader, which needs no slot.
         run_s: moving average of its calls' durations in seconds; None before the first result.
         rtt_s: round-trip time to its node in seconds.
         ordered_to_end: why the pool has ended it; "" if it has not.
@@ -75,6 +76,7 @@ class WorkerClient:
         self.node, self.index, self.rank, self.generation, self.slots = node, index, rank, generation, slots
         self.connection, self._agent = connection, agent
         self.outstanding: dict[int, Task] = {}
+        self.waiting: set[int] = set()
         self.alive = True
         self.ordered_to_end = ""
         self.stale = self.all_received = self.hung_up = self.draining = False
@@ -92,6 +94,25 @@ class WorkerClient:
         if self.is_one_of_several_ranks:
             return f"node {self.node}, rank {self.rank}"
         return f"node {self.node}" + (f", worker {self.index}" if self.index else "")
+
+    @property
+    def load(self) -> int:
+        """Number of unanswered calls that need a slot."""
+        return len(self.outstanding) - len(self.waiting)
+
+    @property
+    def running(self) -> list[Task]:
+        """The calls that have a slot."""
+        return list(islice(self._busy, self.slots))
+
+    @property
+    def queued(self) -> list[Task]:
+        """The calls that need a slot and have none."""
+        return list(islice(self._busy, self.slots, None))
+
+    @property
+    def _busy(self) -> Iterator[Task]:
+        return (task for task in self.outstanding.values() if task.id not in self.waiting)
 
     @property
     def window(self) -> int:
@@ -126,11 +147,23 @@ class WorkerClient:
         """Queue a message about a call that has been sent, ahead of queued calls."""
         self.connection.enqueue(Frame(kind, call), urgent=True)
 
-    def credit(self, call: int, items: int) -> None:
-        """Allow a stream to send this many more items."""
-        with uninterrupted:
-            self.connection.enqueue(Frame(Kind.CREDIT, call, encode({"items": items})), urgent=True)
-            self.flush()
+    def item_arrived(self, task: Task) -> None:
+        """Count an item of a stream, which may have to wait for its reader now."""
+        task.credit -= 1
+        if task.credit == 0:
+            self.waiting.add(task.id)
+
+    def credit(self, task: Task, items: int) -> None:
+        """Allow a stream to send this many more items, for which it needs a slot again."""
+        task.credit += items
+        self.resume(task)
+        self.connection.enqueue(Frame(Kind.CREDIT, task.id, encode({"items": items})), urgent=True)
+
+    def resume(self, task: Task) -> None:
+        """Count a stream as in need of a slot, behind the calls that were sent before, if it waited for its reader."""
+        if task.id in self.waiting:
+            self.waiting.remove(task.id)
+            self.outstanding[task.id] = self.outstanding.pop(task.id)
 
     def take_back(self, call: int) -> bool:
         """Withdraw a queued call; return False if it has been sent already."""
@@ -178,14 +211,17 @@ class WorkerClient:
                 those it had not begun. If the node or the network failed, answers may have been lost.
         """
         unsent = self.connection.unsent(Kind.CALL)
-        found = []
-        for position, task in enumerate(self.outstanding.values()):
-            if task.id in unsent or self.stale or (is_known and position >= self.slots and task.stream is None):
-                found.append((task, Fate.WAITED))
-            elif is_known or task.stream is not None:
+        streams = {task.id for task in self.outstanding.values() if task.stream is not None}
+        found, position = [], 0
+        for task in self.outstanding.values():
+            if task.id in streams:
                 found.append((task, Fate.RAN))
-            else:
-                found.append((task, Fate.MAY_HAVE_RUN))
+                continue
+            if task.id in unsent or self.stale or (is_known and position >= self.slots):
+                found.append((task, Fate.WAITED))
+            else:  # a stream may have waited for its reader for a moment, and left its slot to the call
+                found.append((task, Fate.RAN if is_known and not streams else Fate.MAY_HAVE_RUN))
+            position += 1
         return found
 
     def lost_running(self, report: Mapping[str, Any] | None, gone: Exit | None) -> LostError:

@@ -80,9 +80,7 @@ class FakePool:
     def __init__(self, monkeypatch_time: Callable[[FakeTime], None], workers: int = 1, slots: int = 1) -> None:
         self.time = FakeTime()
         monkeypatch_time(self.time)
-        self.notices: list[str] = []
-        tell = self.notices.append
-        self.dispatcher = Dispatcher(cast(Timers, self.time), workers, tell, lambda *_: None)
+        self.dispatcher = Dispatcher(cast(Timers, self.time), workers, lambda *_: None)
         self.slots = slots
         self.killed: list[WorkerClient] = []
         self.told: list[int] = []  # ids of tasks in the order in which their outcome was told

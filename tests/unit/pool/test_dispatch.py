@@ -5,27 +5,67 @@ from __future__ import annotations
 import pytest
 
 from skyward._pool.code.functions import Function
+from skyward._pool.dispatcher import GRACE_S
 from skyward._pool.nodes import worker_client
-from skyward._pool.scheduler import HELD_S
 from skyward._pool.task import Task
+from skyward.errors import WorkerLostError
+from skyward.wire import payload
 from skyward.wire.frames import Frame
-from skyward.wire.messages import RESULT_HEAD, Kind
+from skyward.wire.messages import RESULT_HEAD, STREAM_WINDOW, Kind
 from tests.unit.pool.conftest import Make
 from tests.unit.pool.fakes import make_worker, sent
 
+NUMBER = payload.dumps(0)[0]
 
-def test_streams_that_hold_up_a_call_are_told_once(make: Make) -> None:
-    """All slots belong to open streams, which often the waiting thread itself has opened: it would wait for ever."""
-    pool = make(slots=2)
-    first, second, third = pool.submit(3)
-    pool.say(pool.workers[0], Frame(Kind.STREAM, first.id), Frame(Kind.STREAM, second.id))
-    pool.time.pass_(HELD_S / 2)
-    assert pool.notices == []
-    pool.time.pass_(5 * HELD_S)
-    assert len(pool.notices) == 1
-    assert "work() waits for a slot: all 2 slots of the pool are held by open streams." in pool.notices[0]
-    pool.say(pool.workers[0], Frame(Kind.END, first.id, RESULT_HEAD.pack(0.1)))
-    assert third.id in sent(pool.workers[0])
+
+def test_a_stream_that_waits_for_its_reader_leaves_its_slot_to_a_call(make: Make) -> None:
+    """When the reader goes on, it comes after that call, and before others."""
+    pool = make()
+    (worker,) = pool.workers
+    stream, call, later = pool.submit(3)
+    pool.say(worker, Frame(Kind.STREAM, stream.id), *[Frame(Kind.ITEM, stream.id, NUMBER)] * (STREAM_WINDOW - 1))
+    assert sent(worker) == [stream.id]
+    pool.say(worker, Frame(Kind.ITEM, stream.id, NUMBER))
+    assert sent(worker) == [stream.id, call.id]
+    assert pool.dispatcher.counts() == {"running": 2, "queued": 1, "done": 0, "failed": 0}
+
+    reader = stream.value()
+    for _ in range(STREAM_WINDOW // 2):
+        assert next(reader) == 0
+    assert sent(worker, Kind.CREDIT) == [stream.id]
+    pool.finish(worker, call, 1)
+    assert sent(worker) == [stream.id, call.id]
+    pool.say(worker, Frame(Kind.END, stream.id, RESULT_HEAD.pack(0.1)))
+    assert sent(worker) == [stream.id, call.id, later.id]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_that_may_have_begun_while_a_stream_waited_is_not_run_again(make: Make, waits: bool) -> None:
+    """The stream may have waited for a moment in which this side knew that its reader had gone on."""
+    pool = make()
+    (worker,) = pool.workers
+    worker.buffer = 2
+    stream, second, third = pool.submit(3)
+    pool.say(worker, Frame(Kind.STREAM, stream.id), *[Frame(Kind.ITEM, stream.id)] * (STREAM_WINDOW - 1 + waits))
+    pool.lose(worker)
+    assert isinstance(second.failure(), WorkerLostError)
+    assert (third.done, third.sent_at) == (False, 0.0)
+
+
+def test_a_stopped_stream_has_time_to_end_from_when_it_has_its_slot(make: Make) -> None:
+    """Its worker is not ended because of it while another call runs there."""
+    pool = make()
+    (worker,) = pool.workers
+    stream, call = pool.submit(2)
+    pool.say(worker, Frame(Kind.STREAM, stream.id), *[Frame(Kind.ITEM, stream.id)] * STREAM_WINDOW)
+    stream.value().close()
+    pool.time.pass_(10 * GRACE_S - 0.1)
+    assert pool.killed == []
+    pool.finish(worker, call, 1)
+    pool.time.pass_(GRACE_S)
+    assert pool.killed == []
+    pool.time.pass_(GRACE_S)
+    assert pool.killed == [worker]
 
 
 def test_a_call_that_a_drained_worker_gives_back_late_goes_to_its_successor(make: Make) -> None:

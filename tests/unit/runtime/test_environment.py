@@ -88,7 +88,9 @@ class Client:
             beside = (encode(wishes),) if any(wishes.values()) else ()
             self.calls.keep_function(Frame(Kind.FUNCTION, number, payload.dumps_function(fn)[1], beside))
         data, _ = payload.dumps(((), {}))
-        return self.calls.run(Frame(Kind.CALL, 1, CALL_HEAD.pack(number, flags) + data), Slot(), lambda _frame: None)
+        last = self.calls.run(Frame(Kind.CALL, 1, CALL_HEAD.pack(number, flags) + data), Slot(), lambda _frame: None)
+        assert last is not None
+        return last
 
     def value(self, fn: Callable[..., Any], **how: int) -> Any:
         answer = self.call(fn, **how)
