@@ -21,7 +21,7 @@ from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
 from skyward.wire.batch import COUNT
 from skyward.wire.frames import Connection, Frame
-from skyward.wire.messages import RESULT_HEAD, Kind
+from skyward.wire.messages import RESULT_HEAD, Kind, decode
 
 GRACE_S = 5.0  # between the interrupt of a call and the end of a worker that ignores it
 TICK_S = 0.05
@@ -239,6 +239,8 @@ class Dispatcher:
                 task.resolve(stream=self._streams.open(partial(self._credit, worker, task), stop, linger_s))
             case Kind.STACKS if broadcast is not None:
                 broadcast.stack_arrived(task, frame)
+            case Kind.STACKS:
+                task.sample = decode(frame.head)
             case Kind.CHECKPOINT:
                 self._checkpoint(task, worker.connection, frame)
             case Kind.GATHER if broadcast is not None:

@@ -264,7 +264,7 @@ class ComputePool(Facts, CallsOnly):
         workers = count * settings.worker.processes
         self._dispatcher = Dispatcher(self._clock, workers, self._checkpoints.take)
         record.count(self._dispatcher.counts, self._clock)
-        self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
+        self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock, tell)
         self._manager = manager = NodeManager(
             *(request, settings, table, self._dispatcher, self._group),
             *(self._printer, self._callbacks, tell, record, self._named),

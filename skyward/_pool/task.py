@@ -61,6 +61,7 @@ class Task:
         broadcast: the call on all ranks that it is part of; None for a call on one rank.
         shared: values that its arguments refer to, which must be sent to its worker first.
         item: index and value of its item in a map, as long as an error may name them; None for other calls.
+        sample: where it was when its worker was asked (see `runner.diagnosis.describe`); unused by parts of broadcasts.
         is_batch: whether it stands for several calls of a map, which one worker runs one after another.
         cell: the notebook cell that made the call and shows its output; None outside notebooks.
     """
@@ -85,6 +86,7 @@ class Task:
     broadcast: Broadcast | None = None
     shared: tuple[SharedValue, ...] = ()
     item: tuple[int, Any] | None = None
+    sample: dict[str, Any] = field(default_factory=dict)
     is_batch: bool = False
     cell: Cell | None = field(default_factory=this_cell)
     _waiter: list[Waiter] = field(default_factory=lambda: [_no_waiter])

@@ -150,10 +150,7 @@ class Calls:
         return Frame(Kind.READY, frame.id)
 
     def close(self) -> None:
-        """Close the streams, and exit the plugins in reverse order."""
-        for call, stream in tuple(self.streams.items()):
-            if stream.slot.running != call:  # else it is being interrupted there
-                self.drop_stream(call)
+        """Exit the plugins, in reverse order."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -299,6 +296,12 @@ class Calls:
         """Close a stream, if this is one and it has not ended."""
         if (stream := self.streams.pop(call, None)) is not None:
             stream.context.run(stream.steps.close)
+
+    def close_streams(self) -> None:
+        """Close all streams that wait for their reader or their slot; the others are being interrupted."""
+        for call, stream in tuple(self.streams.items()):
+            if stream.slot.running != call:
+                self.drop_stream(call)
 
     def _steps(self, call: int, slot: Slot, items: types.GeneratorType[Any, Any, Any], send: Send) -> Steps:
         """Run a generator to its end, and pause whenever it waits for its reader; return its final frame."""

@@ -91,6 +91,7 @@ class Worker:
             watchdog.daemon = True
             watchdog.start()
         try:
+            self._calls.close_streams()
             environment.leave_contexts()
         finally:
             self._calls.close()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import skyward as sky
 from skyward.runtime.environment import declare
@@ -171,3 +172,16 @@ def falls_once(token: str) -> tuple[int, list[int]]:
     gathered = gather(rank(), name="second try")
     path.unlink(missing_ok=True)
     return os.getpid(), gathered
+
+
+@sky.compute
+def counted(number: int) -> Iterator[int]:
+    yield from range(number)
+
+
+@sky.compute
+def waits_in(module: str, seconds: float) -> None:
+    """Wait in a function of this module, as in its C code."""
+    names: dict[str, Any] = {"__name__": module, "sleep": time.sleep}
+    exec("def wait(seconds): sleep(seconds)", names)
+    names["wait"](seconds)

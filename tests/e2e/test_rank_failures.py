@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import tempfile
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward._pool.collective import lone_calls, worker_group
 from skyward.errors import PoolError, TaskTimeoutError, WorkerLostError
 from tests.e2e.conftest import IMAGE, provider_of
 from tests.e2e.failing_functions import (
+    counted,
     fails_later,
     fails_on,
     fails_together,
@@ -32,6 +35,7 @@ from tests.e2e.failing_functions import (
     pid,
     ring,
     ring_once,
+    waits_in,
     yields_until,
 )
 from tests.printed import Printed
@@ -252,3 +256,39 @@ def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., sub
     finally:
         program.kill()
         program.communicate()
+
+
+def test_a_call_on_all_ranks_while_streams_of_another_are_read(
+    ringed: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused in the thread that reads them, and runs when they are closed."""
+    monkeypatch.setattr(worker_group, "OPEN_S", 0.2)
+    streams = counted(40) @ ringed
+    assert [pid() >> ringed for _ in zip(*streams, strict=True)][39] > 0
+    assert [len(pid() @ ringed) for _ in counted(40) >> ringed] == [2] * 40
+    streams = counted(40) @ ringed
+    with pytest.raises(PoolError, match=r"waits for the streams of counted\(\).* Read them to their end or close them"):
+        pid() @ ringed
+    for items in streams:
+        items.close()  # type: ignore[attr-defined] # a remote stream can be closed
+    whole(ringed)
+
+
+def test_a_call_of_one_rank_that_waits_for_the_others_is_told(
+    ringed: sky.ComputePool, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    """With the place and the remedy, once; calls that work, or wait for something else, are not."""
+    monkeypatch.setattr(lone_calls, "STUCK_S", 0.5)
+    for module in (lone_calls, worker_group):
+        monkeypatch.setattr(module, "PROBE_S", 0.1)
+    waits_in("elsewhere", 0.8) >> ringed
+    assert "called on that rank only" not in printed.read().err
+    for _ in range(2):
+        waits_in("torch.distributed.group", 1.0) >> ringed
+    said = printed.read().err
+    assert re.search(
+        r"waits_in\(\) has waited on node \d for 0.5 s, and was called on that rank only\. If it waits for the "
+        r"others, call it with @: `waits_in\(\.\.\.\) @ pool`\. It is here:\n  File .*, in waits_in\n",
+        said,
+    )
+    assert said.count("called on that rank only") == 1

@@ -64,6 +64,7 @@ class CollectiveCall(Broadcast):
         self._begun = False  # whether a rank has begun it, so that others may wait for that rank
         self._over = False
         self._gate = threading.Event()
+        self._thread = threading.get_ident()
         self.error: BaseException | None = None
         for task in tasks:
             task.retries = 0  # a rank is never retried alone
@@ -90,7 +91,7 @@ class CollectiveCall(Broadcast):
     def start(self) -> bool:
         """Send the call to all ranks and start its supervision; return False if it must wait for another call."""
         with uninterrupted:
-            if not self._group.register(self.abort):
+            if not self._group.register(self.abort, self._read_here):
                 return False
             try:
                 self._dispatcher.submit(self._tasks.values())
@@ -115,6 +116,11 @@ class CollectiveCall(Broadcast):
             self._dispatcher.cancel(task, reason)
             if task.stream is not None:
                 self._fail(rank, task, reason)
+
+    def _read_here(self) -> str:
+        """Return the function's name if the calling thread has streams to read that have not ended or failed."""
+        opened = self._thread == threading.get_ident() and self._gate.is_set()
+        return self._function if opened and not self._failures else ""
 
     # messages of ranks, in the threads that read from workers --------------------------------------------------
 

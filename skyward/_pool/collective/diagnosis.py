@@ -154,6 +154,11 @@ class HangDetector:
         elif since is None or _moved(since[1], sample, now - since[0]):
             self._since[rank] = now, sample
 
+    def drop_others(self, ranks: Collection[int]) -> None:
+        """Drop what is known of other ranks."""
+        self._last = {rank: at for rank, at in self._last.items() if rank in ranks}
+        self._since = {rank: since for rank, since in self._since.items() if rank in ranks}
+
     def lasted_s(self, ranks: Collection[int], now: float) -> float:
         """Return for how long all these ranks have waited; 0.0 if one works or does not answer."""
         if not ranks or any(rank not in self._since or now - self._last[rank] > 2 * PROBE_S for rank in ranks):

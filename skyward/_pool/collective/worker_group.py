@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from skyward._pool.background import Timers
-from skyward._pool.collective.diagnosis import is_noticed
+from skyward._pool.collective.diagnosis import PROBE_S, is_noticed
+from skyward._pool.collective.lone_calls import LoneCalls
 from skyward._pool.config import PoolConfig
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_client import NodeClient
@@ -24,6 +25,7 @@ from skyward.system import threading, time
 from skyward.system.futures import Future, InvalidStateError
 
 Abort = Callable[[str], None]  # see `CollectiveCall.abort`
+OPEN_S = 2.0  # how long a call on all ranks waits for streams that its own thread reads; dropped ones end in time
 HEED_S = 1.0  # between the interrupt of a part of a failed call and the end of its worker
 _LOOK_S = 0.02
 _ATTEMPTS = 3  # at a set-up during which a worker is lost
@@ -36,10 +38,17 @@ class WorkerGroup:
         settings: the pool's parameters.
         table: its nodes.
         dispatcher, setup, clock: those of the pool.
+        tell: prints a permanent line.
     """
 
     def __init__(
-        self, settings: PoolConfig, table: NodeTable, dispatcher: Dispatcher, setup: WorkerSetup, clock: Timers
+        self,
+        settings: PoolConfig,
+        table: NodeTable,
+        dispatcher: Dispatcher,
+        setup: WorkerSetup,
+        clock: Timers,
+        tell: Callable[[str], None],
     ) -> None:
         worker = settings.worker
         self._buffer, self._limit_s = worker.buffer, settings.provision_timeout_s
@@ -51,11 +60,12 @@ class WorkerGroup:
         self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, but not set up
         self._lost_alone: set[int] = set()  # ranks lost before the pool was collective, replaced individually
         self._ended: set[WorkerClient] = set()  # workers that the group itself has ended
-        self._under_way: dict[Abort, None] = {}  # running calls on all ranks
+        self._under_way: dict[Abort, Callable[[], str]] = {}  # running calls on all ranks; see `wait_turn`
         self._broken = ""  # why the group has to be restarted
         self._restarting: threading.Thread | None = None
         self._suspended = False  # whether a restart waits for an absent node
         self._draining = 0  # nodes about to be removed; meanwhile no call on all ranks starts
+        self._lone_calls = LoneCalls(dispatcher, tell)
         self._open = self._closed = False
 
     def open(self) -> None:
@@ -65,6 +75,17 @@ class WorkerGroup:
             early = self.collective and bool(self._fresh)
         if early:
             self.restart("one of them had ended")
+        if self.collective:
+            self._look()
+
+    def _look(self) -> None:
+        if not self._closed:
+            self._lone_calls.look([task for worker in self._workers for task in self._dispatcher.running(worker)])
+            self._clock.after(PROBE_S, self._look)
+
+    @property
+    def _workers(self) -> list[WorkerClient]:
+        return [worker for node in self._table.alive for worker in node.workers]
 
     # events -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +152,7 @@ class WorkerGroup:
         if self.collective and self._open and not ours:
             self.restart(f"rank {worker.rank} (node {worker.node}) had ended")
 
-    def register(self, abort: Abort) -> bool:
+    def register(self, abort: Abort, read_here: Callable[[], str]) -> bool:
         """Register a call on all ranks before it is sent; return False if it has to wait. Makes the pool collective.
 
         Otherwise a call would begin on ranks where its predecessor has ended or failed while that still runs on others.
@@ -141,13 +162,24 @@ class WorkerGroup:
             self.collective = True
             if self._is_busy():
                 return False
-            self._under_way[abort] = None
+            self._under_way[abort] = read_here
             return True
 
     def wait_turn(self) -> None:
-        """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C interrupts the wait."""
+        """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C interrupts the wait.
+
+        Raises:
+            PoolError: it waits for streams that the calling thread reads.
+        """
+        until = time.monotonic() + OPEN_S
         with self._changed:
             while self._is_busy():
+                open_here = [name for read_here in self._under_way.values() if (name := read_here())]
+                if open_here and time.monotonic() > until:
+                    raise PoolError(
+                        f"A call on all ranks waits for the streams of {open_here[0]}(), which this thread has opened. "
+                        "Read them to their end or close them first: in a group such calls run one after another."
+                    )
                 self._changed.wait(LISTEN_S if self._under_way or self._draining else _LOOK_S)
 
     def _is_busy(self) -> bool:
@@ -159,8 +191,7 @@ class WorkerGroup:
             return False
         if not self._one_at_a_time:
             return bool(self._draining)
-        workers = [worker for node in self._table.alive for worker in node.workers if worker.alive]
-        held = (task for worker in workers for task in self._dispatcher.held(worker))
+        held = (task for worker in self._workers if worker.alive for task in self._dispatcher.held(worker))
         return bool(self._draining or self._under_way) or any(
             task.stopping and not task.fails_together for task in held
         )
@@ -273,7 +304,7 @@ class WorkerGroup:
         """
         with self._changed:
             fresh = {worker for _, worker in self._fresh.values()}
-        left = {worker for node in self._table.alive for worker in node.workers} - fresh
+        left = set(self._workers) - fresh
         give_up = time.monotonic() + HEED_S
         while left and not self._closed:
             left = {worker for worker in left if worker.alive}

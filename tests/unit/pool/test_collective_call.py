@@ -28,7 +28,7 @@ WAITS_S = 120.0
 class FakeGroup:
     """Restarts nothing; every rank's agent gives the same dump."""
 
-    def register(self, _abort: object) -> bool:
+    def register(self, _abort: object, _read_here: object) -> bool:
         return True
 
     def ignore(self, *_: object) -> None:
