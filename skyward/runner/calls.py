@@ -12,11 +12,12 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.runner import shared_values as shared
+from skyward.runner.main_module import Names, Program, enter_again
 from skyward.runner.process import breaks_device, end_child, forget_replaced_modules, place_modules
 from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment, masking
@@ -52,6 +53,14 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+class Loaded(NamedTuple):
+    """A function with the `__main__` that it runs in, and its globals there."""
+
+    fn: Callable[..., Any]
+    program: Program
+    names: Names
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """A generator whose items are sent. While it waits for its reader, its slot runs other calls.
@@ -85,7 +94,8 @@ class Calls:
 
     def __init__(self, place: InstanceInfo, *, replaceable: bool = True) -> None:
         self._place, self._replaceable = place, replaceable
-        self._functions: dict[int, bytes | Callable[..., Any]] = {}
+        self._functions: dict[int, bytes | Loaded] = {}
+        self._program = Program()
         self._wishes: dict[int, dict[str, Any]] = {}  # requirements of functions for the process, if any
         self._loading = threading.Lock()
         self._code: deque[Frame] = deque()  # local modules that could not be placed yet
@@ -141,6 +151,7 @@ class Calls:
             self._place_code()
             if frame.buffers:
                 data, *buffers = frame.buffers
+                self._program.enter({})
                 self._session = session = payload.loads(data, buffers)(self._place)
                 self.is_grouped |= session.collective and self._place.total_workers > 1
             end_child()
@@ -171,7 +182,8 @@ class Calls:
         environment.begin_call(everywhere=everywhere)
         try:
             with task_output(frame.id):
-                fn = self._function(number)
+                fn, program, names = self._function(number)
+                program.enter(names)
                 packed = memoryview(frame.head)[CALL_HEAD.size :]
                 if flags & BATCH:
                     return self._run_batch(frame.id, fn, batch.loads(packed), slot, send)
@@ -253,19 +265,23 @@ class Calls:
                 place_modules(*payload.loads(self._code[0].head, self._code[0].buffers))
                 self._code.popleft()
 
-    def _function(self, number: int) -> Callable[..., Any]:
+    def _function(self, number: int) -> Loaded:
         known = self._functions[number]
-        if not isinstance(known, bytes):
+        if isinstance(known, Loaded):
             return known
         self._used = True
         with self._loading:
             known = self._functions[number]
-            if isinstance(known, bytes):
+            if not isinstance(known, Loaded):
                 self._place_code()
                 forget_replaced_modules()
+                # calls that run at the same time may be of versions of a function with other globals
+                program, names = self._program if self._replaceable else Program(), Names()
+                program.enter(names)
                 fn: Callable[..., Any] = payload.loads(known, (), what="The function")
-                known = self._session.decorate(fn) if self._session else fn
-                self._functions[number] = known
+                known = self._functions[number] = Loaded(
+                    self._session.decorate(fn) if self._session else fn, program, names
+                )
         return known
 
     def _stream(self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send) -> Frame | None:
@@ -283,6 +299,7 @@ class Calls:
         if stream is None:
             return None
         try:
+            stream.context.run(enter_again)
             if stream.stopped:
                 stream.context.run(stream.steps.throw, Interrupted("the call was interrupted by the client"))
             else:

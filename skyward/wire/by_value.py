@@ -1,8 +1,8 @@
 """Functions, classes and other objects of `__main__`, which are pickled by value, as nodes do not have the program.
 
 In a process that runs the program's functions, those that come from `__main__` share one namespace, which is
-`sys.modules["__main__"]` there, so that what looks names up finds them: pickle, multiprocessing, `typing`. The program
-itself keeps its own: what a function returns never changes a global or a class of the program.
+`sys.modules["__main__"]` there, so that what looks names up finds them: pickle, multiprocessing, `typing`. In the
+program itself, what a function returns never changes a global or a class.
 
 A class arrives without its class statement being run again: it is created empty, by no metaclass and hook of Python
 code, and its attributes are set afterwards. It keeps its identity: it is the same class in every pickle.
@@ -19,17 +19,17 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import BuiltinFunctionType, CellType, GetSetDescriptorType, MappingProxyType
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import BuiltinFunctionType, CellType, FunctionType, GetSetDescriptorType, MappingProxyType
 from types import MemberDescriptorType as SlotDescriptorType
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from skyward.system import threading
 
 MAIN = ("__main__", "__mp_main__")
 DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property)
-namespace: dict[str, Any] | None = None  # the program's `__main__` where its functions run; None in the program itself
 
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # https://docs.python.org/3/c-api/typeobj.html#c.PyTypeObject.tp_flags
 _AT_CREATION = ("__module__", "__qualname__", "__slots__", "__orig_bases__")  # attributes that `type` looks at
@@ -37,7 +37,22 @@ _NO_HOOK = classmethod(lambda _cls, **_: None)
 _lock = threading.RLock()
 _identities: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-_arrived: set[str] = set()  # identities of classes that were created here from a pickle
+_arrived: dict[str, bool] = {}  # identities of classes that were created here from a pickle; whether they are complete
+
+
+class Program(Protocol):
+    """The program's `__main__` in a process that runs its functions.
+
+    Attributes:
+        space: its globals.
+    """
+
+    space: dict[str, Any]
+
+    def bring(self, names: Mapping[str, Any]) -> None: ...
+
+
+current: ContextVar[Program | None] = ContextVar("skyward_program", default=None)  # None in the program itself
 
 
 # functions ------------------------------------------------------------------------------------------------------------
@@ -63,10 +78,11 @@ def attributes_of(space: Mapping[str, Any]) -> Namespace:
 
 
 def _namespace(attributes: dict[str, Any]) -> dict[str, Any]:
-    if namespace is None:  # a function that a call has returned sees the values it had on the node
+    program = current.get()
+    if program is None:  # a function that a call has returned sees the values it had on the node
         return attributes
-    namespace.update(attributes)
-    return namespace
+    program.space.update(attributes)
+    return program.space
 
 
 def reduce_function(fn: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -78,13 +94,25 @@ def reduce_function(fn: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     if type(getattr(fn, "registry", None)) is MappingProxyType and hasattr(fn, "dispatch"):
         implementations = dict(fn.registry)
         return _dispatching, (implementations.pop(object),), implementations, None, None, _register
-    make, (code, space, name, defaults, _), (attributes, slots), *rest = reduced
+    make, (code, space, name, defaults, _), (attributes, slots), *rest, fill = reduced
+    arguments = code, space, name, defaults, fn.__closure__
     slots["__closure__"] = None
     if isinstance(space, Namespace):
         slots["__globals__"] |= _annotated(fn.__annotations__, fn.__globals__)
         if fn.__globals__.get(fn.__qualname__) is fn:
             slots["__globals__"][fn.__qualname__] = fn
-    return make, (code, space, name, defaults, fn.__closure__), (attributes, slots), *rest
+        names, slots["__globals__"] = slots["__globals__"], {}
+        return make, arguments, (fill, names, (attributes, slots)), *rest, _fill_function
+    return make, arguments, (attributes, slots), *rest, fill
+
+
+def _fill_function(fn: FunctionType, state: tuple[Callable[..., None], dict[str, Any], Any]) -> None:
+    fill, names, own = state
+    if program := current.get():
+        program.bring(names)
+    else:
+        fn.__globals__.update(names)
+    fill(fn, own)
 
 
 def _annotated(annotations: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,14 +193,28 @@ def _is_made_by_python(cls: type, name: str, value: Any) -> bool:
 
 def _created(identity: str, meta: type, name: str, bases: tuple[type, ...], first: dict[str, Any]) -> type:
     with _lock:
-        known = _classes.get(identity)
+        known = _classes.get(identity) or _of_program(first)
         if known is None:
             maker = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else _of_c(meta)
             with _without_hooks(bases):
                 known = maker.__new__(meta, name, bases, first)
-            _identities[known], _classes[identity] = identity, known
-            _arrived.add(identity)
+            _identities[known] = identity
+            _arrived[identity] = False
+        _classes[identity] = known
         return known
+
+
+def _of_program(first: Mapping[str, Any]) -> type | None:
+    """Return the program's own class for one of another run of it, such as in a result that a journal has kept."""
+    if current.get() is not None or first.get("__module__") not in MAIN:
+        return None
+    space, found = MappingProxyType(vars(sys.modules["__main__"])), None
+    for name in first["__qualname__"].split("."):
+        found = space.get(name)
+        if not isinstance(found, type):
+            return None
+        space = vars(found)
+    return found
 
 
 def _of_c(kind: type) -> Any:
@@ -209,8 +251,20 @@ def _fill(cls: type, state: tuple[str, dict[str, Any], list[type], dict[str, Any
             setattr(cls, name, value)
     for each in subclasses:
         cls.register(each)  # type: ignore[attr-defined]
-    if namespace is not None:
-        namespace.update(names)
+    if program := current.get():
+        program.bring(names)
+    if not _arrived[identity]:
+        _arrived[identity] = True
+        _run_hook(cls)
+
+
+def _run_hook(cls: type) -> None:
+    """Run the `__init_subclass__` of a module that this process has imported, which may keep its subclasses."""
+    above = next(each for each in cls.__mro__[1:] if "__init_subclass__" in vars(each))
+    module = above.__module__.partition(".")[0]
+    if _identities.get(above) not in _arrived and module not in sys.stdlib_module_names and module not in MAIN:
+        with suppress(TypeError):  # it requires keywords, and those of a class statement are not kept
+            super(cls, cls).__init_subclass__()  # type: ignore[arg-type]
 
 
 # members of enumerations ----------------------------------------------------------------------------------------------
@@ -266,13 +320,14 @@ def reduce_instance(obj: Any) -> Any:
 
 
 def _singleton(name: str, cls: type, attributes: dict[str, Any]) -> Any:
-    space = vars(sys.modules["__main__"])
+    program = current.get()
+    space = program.space if program else vars(sys.modules["__main__"])
     if type(found := space.get(name)) is cls:
         return found
     made: Any = object.__new__(cls)
     vars(made).update(attributes)
-    if namespace is not None:
-        namespace[name] = made
+    if program:
+        space[name] = made
     return made
 
 

@@ -17,12 +17,12 @@ from skyward.wire import payload
 from tests.unit.wire.observed import observed
 
 NODE = """
-import sys, types, struct, pickle
-from skyward.wire import by_value, payload
+import pickle, sys
+from skyward.runner.main_module import Program
+from skyward.wire import payload
 from tests.unit.wire.observed import observed
-main = types.ModuleType("__main__")
-by_value.namespace = vars(main)
-sys.modules["__main__"] = main
+Program().enter({})
+main = sys.modules["__main__"]
 while size := sys.stdin.buffer.read(4):
     cls = payload.loads(sys.stdin.buffer.read(int.from_bytes(size)))
     answer = pickle.dumps((observed(cls), vars(main).get(cls.__name__) is cls))
