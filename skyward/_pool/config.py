@@ -17,6 +17,7 @@ from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.instance import ENV_VAR, AcceleratorInfo
 from skyward.model.secrets import Secrets, check_variable, merged
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec, Nodes, Volume, Worker, volumes_of
+from skyward.records.run import check_kept
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
@@ -170,6 +171,7 @@ def folder_of(name: str, value: str | Path | None) -> Path | None:
     folder = Path(value).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{name}= names a directory; {folder} is not one.")
+    check_kept(folder, f"{name}=")
     return folder
 
 

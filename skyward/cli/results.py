@@ -15,6 +15,7 @@ Those of `result`:
 - `value`: `name`, `kind` ("json", "bin", "npy"), `size`, and `value` if `kind` is "json"; numbers that JSON lacks are
   the strings "NaN", "Infinity" and "-Infinity".
 - `file`: `path`, `size`.
+- `written`: the same, for files that the program has written in its directory on another machine.
 - `fetched`: `path`, the directory of `--into`.
 """
 
@@ -39,7 +40,7 @@ from skyward.errors import ConfigError, ProviderError, RunNotFoundError, Skyward
 from skyward.model.ssh import SshHost
 from skyward.records import journal
 from skyward.records.pools import runs_of_pool
-from skyward.records.run import Rental, RunFacts
+from skyward.records.run import WRITTEN_FOLDER, Rental, RunFacts
 from skyward.runs.find import Run, find_run
 from skyward.runs.follow import collect, follow
 from skyward.runs.saved import SUFFIXES
@@ -209,8 +210,8 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     """Show how a run ended, and the values and files it kept.
 
     Values are those of sky.save, files those in its output folder. Of a run that has ended on another machine
-    everything is fetched first, so that it stays available when that machine is gone. With --into values go to
-    DIR/saved and files to DIR/files.
+    everything is fetched first, also what it has written in its own directory there, so that it stays available when
+    that machine is gone. With --into values go to DIR/saved, files to DIR/files, the others to DIR/written.
     """
     with closing(find_run(run, hosts)) as found:
         printer = Printer(as_json=as_json, run=found.name)
@@ -218,27 +219,28 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
         bring_here(found, printer)
         if found.there is not None:
             found.refresh(*FOLDERS)
-        values, files = (_files_in(found.folder / name) for name in FOLDERS)
+        values, files, written = (_files_in(found.folder / name) for name in FOLDERS)
         values = [each for each in values if each.suffix in SUFFIXES and not each.name.startswith(".")]
         facts = found.facts
         states = {"running": f"still runs; {called(found, 'attach')} follows it. So far:", "killed": _KILLED}
         text = f"skyward: {found.name} {states.get(facts.phase) or _end_text(facts)}"
         about = {"status": facts.status, "ended": facts.ended, "reason": facts.reason or None}
         printer.event("state", text, phase=facts.phase, **about)
-        for paths, row_of, columns in ((values, _value, _VALUES), (files, _file, _FILES)):
+        shown = ((values, _value, _VALUES), (files, _file, _FILES), (written, _written, _WRITTEN))
+        for paths, row_of, columns in shown:
             if paths:
                 rows = [
                     {**row_of(path, found.folder), "run": found.name, "size": path.stat().st_size} for path in paths
                 ]
                 show_rows(rows, columns, as_json=as_json)
-        if not (values or files or as_json):
+        if not (values or files or written or as_json):
             printer.note("it has saved no values (sky.save) and no files (sky.output_folder)")
         if into is not None:
-            for path in (*values, *files):
+            for path in (*values, *files, *written):
                 target = into / path.relative_to(found.folder)
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.copy2(path, target)
-            text = f"values and files are in {into}" if values or files else "nothing was fetched"
+            text = f"values and files are in {into}" if values or files or written else "nothing was fetched"
             printer.event("fetched", f"skyward: {text}", path=str(into))
     return 0
 
@@ -279,6 +281,10 @@ def _file(path: Path, folder: Path) -> Row:
     return {"event": "file", "path": path.relative_to(folder / "files").as_posix()}
 
 
+def _written(path: Path, folder: Path) -> Row:
+    return {"event": "written", "path": path.relative_to(folder / WRITTEN_FOLDER).as_posix()}
+
+
 def _shown(value: Row) -> str:
     if value["kind"] != "json":
         return "array" if value["kind"] == "npy" else "bytes"
@@ -289,3 +295,4 @@ def _shown(value: Row) -> str:
 _SIZE: dict[str, Callable[[Row], str]] = {"SIZE": lambda row: readable(row["size"])}
 _VALUES = {"VALUE": lambda row: str(row["name"]), **_SIZE, "": _shown}
 _FILES = {"FILE": lambda row: str(row["path"]), **_SIZE}
+_WRITTEN = {"WRITTEN": lambda row: str(row["path"]), **_SIZE}

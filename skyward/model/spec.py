@@ -15,7 +15,7 @@ from skyward.model.parameters import suggesting
 MOST_NODES = 10_000
 MOST_SLOTS = 4_096  # more would exceed limits of machines on the threads of one user or container
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_OWN_FOLDERS = ("/", "/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
+OWN_FOLDERS = ("/", "/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
 # memory of one device in GB, by common name; all of them run CUDA
 _NVIDIA = {
     "T4": 16, "T4G": 16, "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "A2": 16, "A10": 24, "A10G": 24, "A30": 24,
@@ -292,7 +292,7 @@ class Volume:
         mount: object = self.mount
         if not isinstance(mount, str) or not PurePosixPath(mount).is_absolute() or ".." in PurePosixPath(mount).parts:
             raise ConfigError(f"sky.Volume: mount is an absolute path on the nodes, such as '/data'; found {mount!r}.")
-        if str(PurePosixPath(mount)) in _OWN_FOLDERS:
+        if str(PurePosixPath(mount)) in OWN_FOLDERS:
             raise ConfigError(
                 f"sky.Volume: {mount} holds the node's own files, which a mount would hide; choose another."
             )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from skyward.errors import ConfigError, JournalError
+from skyward.records.run import check_kept
 from skyward.system import time
 
 _APPLICATION = 0x736B7972  # marks a database as ours
@@ -143,7 +144,8 @@ class ResultJournal:
             self._database.close()
 
     def _check(self) -> None:
-        """Create the file if it is missing; check that only this user can access it."""
+        """Create the file if it is missing; check that it is kept, and that only this user can access it."""
+        check_kept(self.path, "journal=")
         try:
             with suppress(FileExistsError):  # closing it would give up the locks of another map of this process
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

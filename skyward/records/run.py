@@ -9,6 +9,9 @@
 - `runs/ID/nodes/`: journal of the nodes' output: t, pool, node, rank, call, stream, text
 - `runs/ID/saved/`: values of sky.save
 - `runs/ID/files/`: the run's output folder
+- `runs/ID/written/`: of a run in a container that has ended, what it has written in its directory
+- `folders/NAME/`: that directory, which runs share, see `skyward.runs.shared_folder`
+- `home/`: the home directory of runs in containers
 
 A process belongs to the run of its driver, or has a run of its own, created when its first pool opens. Old records are
 then removed, so that they do not fill the disk.
@@ -41,6 +44,7 @@ FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process
 RUN_FILE, LOCK_FILE, DOWN_FILE = "run.jsonl", "lock", "down"
 THERE_FILE = "there.jsonl"  # what was fetched of run.jsonl on another machine
 ENDED_BY_DOWN = "ended by `skyward down`"
+WRITTEN_FOLDER = "written"
 RUN_BYTES = 4 * 1024**2  # of run.jsonl, after which only the end is recorded
 GRACE_S = 10.0  # time for a program to end its pools
 COUNTS = ("running", "queued", "done", "failed")
@@ -283,6 +287,28 @@ def new_id(program: str) -> str:
     """Return a new name for a run of this program: "train-4f2a" for train.py."""
     stem = re.sub("[^A-Za-z0-9_]+", "-", Path(program.removeprefix(MODULE)).stem).strip("-_")[:40] or "run"
     return f"{stem}-{secrets.token_hex(2)}"
+
+
+def check_kept(path: Path, what: str) -> None:
+    """Check that a path outlives this process's run, which may be in a container.
+
+    Args:
+        path: of a file or directory.
+        what: what is to be kept there, for the message.
+
+    Raises:
+        ConfigError: it ends with the container.
+    """
+    run = os.environ.get(FOLDER_VARIABLE)
+    facts = RunFacts.of(Path(run)) if run else None
+    if facts is None or facts.record.container is None:
+        return
+    kept = (facts.record.directory, os.environ.get("HOME", facts.record.directory))
+    if not any(path.resolve().is_relative_to(each) for each in kept):
+        raise ConfigError(
+            f"{what} names {path}, which would be gone with the container of this detached run. Name a path below "
+            f"{facts.record.directory}: later runs find it, and `skyward result` fetches it."
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

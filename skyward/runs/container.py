@@ -22,11 +22,12 @@ from skyward.image.plan import with_origin
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.source import imports_in
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import OWN_FOLDERS, Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.plugins.registry import declared_image
 from skyward.records.run import MODULE, RunRecord
-from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED
+from skyward.runs.driver import CACHE_FOLDER, STARTED
+from skyward.runs.shared_folder import shared_folder
 
 RUN_LABEL = "skyward.run"  # of a driver's container; its value is the name of the run
 _PYTHON = "/opt/venv/bin/python"
@@ -44,10 +45,16 @@ def pack(run: RunRecord, pool: Declared, target: Path) -> Sequence[str]:
         target: only this user can read it.
 
     Raises:
-        ConfigError: a file cannot be read, is outside of the directory that is packed, or is too large.
+        ConfigError: a file cannot be read, is outside of the directory that is packed, or is too large; or the
+            directory is one of the system's.
         SerializationError: its modules cannot be read, or are larger than 20 MB.
     """
     directory, program = Path(run.directory), run.program.removeprefix(MODULE)
+    if run.directory in OWN_FOLDERS and run.directory != "/tmp":
+        raise ConfigError(
+            f"This run is started in {directory}, which it would find at the same path in its container, where the "
+            "system's own files are. Start it in another directory."
+        )
     for each in pool.image.includes:
         if not Path(os.path.normpath(directory / Path(each).expanduser())).is_relative_to(directory):
             raise ConfigError(
@@ -147,7 +154,7 @@ def driver_container(record: RunRecord, folder: Path, image: str, socket: Path, 
     Args:
         record: of the run.
         folder: the run's directory. The user's state directory that contains it is mounted at the same path, because
-            kept pools are recorded there; so is `socket`.
+            kept pools are recorded there; so is `socket`. The program's directory is at the path that it has here.
         image: of the driver.
         socket: of the engine that its pools use.
         user: numeric ids of the user and group that it runs as.
@@ -159,13 +166,16 @@ def driver_container(record: RunRecord, folder: Path, image: str, socket: Path, 
         labels={RUN_LABEL: record.id, USER: record.user},
         env={
             "DOCKER_HOST": f"unix://{socket}",
-            "HOME": str(folder / HOME_FOLDER),
+            "HOME": str(folder.parents[1] / "home"),
             "LOGNAME": record.user.partition("@")[0],  # the image has no user with this id
             "XDG_CACHE_HOME": str(folder / CACHE_FOLDER),
             "XDG_STATE_HOME": str(folder.parents[2]),
         },
-        mounts=tuple((path, str(path)) for path in (folder.parents[1], socket)),
-        working_dir=str(folder / PROGRAM_FOLDER),
+        mounts=(
+            (shared_folder(record, folder), record.directory),
+            *((path, str(path)) for path in (folder.parents[1], socket)),
+        ),
+        working_dir=record.directory,
         user=user,
         privileges="default" if user.startswith("0:") else (),  # root's client changes the owners of nodes' files
         sees_processes=True,

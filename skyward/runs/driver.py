@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
@@ -31,10 +31,11 @@ from skyward.records.run import (
     write_json,
 )
 from skyward.runs.program import run_program
+from skyward.runs.shared_folder import fill, keep_written, shared_folder
 
 STARTED = "started"
-CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container
-PROGRAM_FOLDER = "program"  # in the run's directory, if the program was packed
+CACHE_FOLDER = "cache"  # in the run's directory, while it runs in a container
+PROGRAM_FOLDER = "program"  # in the run's directory: the files that a container is sent
 _LAUNCH_FILE = "launch.json"
 # files of handed-over hosts and keys; skyward.ssh, which defines the names, is loaded only if there are any
 HANDED = ("hosts.json", "key", "known_hosts")
@@ -65,7 +66,7 @@ def run_here(record: RunRecord) -> int:
     Raises:
         ConfigError: it cannot be started.
     """
-    return _drive(folder_of(record.id), record, record.words, os.environ, Path(record.directory), foreground=True)
+    return _drive(folder_of(record.id), record, record.words, os.environ, foreground=True)
 
 
 def write_launch(folder: Path, record: RunRecord, words: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -85,20 +86,19 @@ def main(folder: Path) -> int:
     """Drive the run in a directory that was prepared with `write_launch`."""
     launch = json.loads((folder / _LAUNCH_FILE).read_text())
     (folder / _LAUNCH_FILE).unlink()
-    record, packed = RunRecord.of(launch["record"]), folder / PROGRAM_FOLDER
+    record = RunRecord.of(launch["record"])
     # followers of a run see each line when it is printed, and none is lost if the program is killed
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **launch["variables"]}
-    directory = packed if packed.is_dir() else Path(record.directory)
-    if record.container is not None:
-        (folder / HOME_FOLDER).mkdir(mode=0o700)
     try:
+        if record.container is not None:
+            fill(shared_folder(record, folder), folder / PROGRAM_FOLDER)
         with ExitStack() as held:
             if (folder / HANDED[0]).is_file():
                 from skyward.runs.keys import held_keys
                 from skyward.ssh.connection import read_handed
 
                 held.enter_context(held_keys(list(read_handed(folder).values()), record))
-            return _drive(folder, record, launch["words"], environment, directory, on_start=_confirm)
+            return _drive(folder, record, launch["words"], environment, on_start=_confirm)
     except SkywardError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -106,8 +106,6 @@ def main(folder: Path) -> int:
         for name in HANDED[1:]:  # no longer usable
             (folder / name).unlink(missing_ok=True)
         rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-        with suppress(OSError):  # not empty: the program has written files there, which stay
-            (folder / HOME_FOLDER).rmdir()
 
 
 def _drive(
@@ -115,7 +113,6 @@ def _drive(
     record: RunRecord,
     words: Sequence[str],
     environment: Mapping[str, str],
-    directory: Path,
     *,
     foreground: bool = False,
     on_start: Callable[[], None] = lambda: None,
@@ -131,7 +128,7 @@ def _drive(
         status, reason = run_program(
             [sys.executable, *words],
             folder,
-            directory=directory,
+            directory=Path(record.directory),
             environment={**environment, FOLDER_VARIABLE: str(folder)},
             foreground=foreground,
             on_start=on_start,
@@ -139,6 +136,11 @@ def _drive(
     except ConfigError as error:
         note(folder, "ended", status=127, reason=str(error))
         raise
+    if record.container is not None:
+        try:
+            keep_written(shared_folder(record, folder), folder)
+        except OSError as error:
+            reason = reason or f"not all that it has written could be added to its record: {error}"
     if (folder / DOWN_FILE).exists():
         by_signal = reason is None or reason.startswith("ended by SIG")  # a signal sent by `skyward down`
         reason = ENDED_BY_DOWN if by_signal else f"{ENDED_BY_DOWN}; {reason}"

@@ -29,6 +29,7 @@ from skyward.records.run import Rental, RunRecord, folder_of
 from skyward.runs.container import compiled_for, deliver_images, driver_container, start_driver
 from skyward.runs.driver import write_launch
 from skyward.runs.keys import add_key, address_of, known_keys, make_key, remove_key, run_script
+from skyward.runs.shared_folder import shared_folder
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
 KEEP_S = 3600.0
@@ -40,8 +41,9 @@ stat -c %g "$1"
 """
 _PLACE = r"""
 umask 077
-runs=${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs
-mkdir -p "$runs" && mkdir "$runs/$1" && tar -xof - -C "$runs/$1" && cd "$runs/$1" && pwd -P
+state=${XDG_STATE_HOME:-$HOME/.local/state}/skyward
+mkdir -p "$state/runs" "$state/folders/$2" "$state/home" && mkdir "$state/runs/$1" && cd "$state/runs/$1" &&
+    tar -xomf - && pwd -P
 """
 _DROP = r"""
 rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
@@ -210,7 +212,11 @@ def _start(
         with io.BytesIO() as data, tarfile.open(fileobj=data, mode="w") as archive:
             archive.add(folder, ".")
             archive.close()
-            place = Path(run_script(there, _PLACE, run_id, given=data.getvalue()).strip().splitlines()[-1])
+            place = Path(
+                run_script(there, _PLACE, run_id, shared_folder(record, folder).name, given=data.getvalue())
+                .strip()
+                .splitlines()[-1]
+            )
         program.report(note(f"starting the driver on {first.name}"))
         number, own_group = first.facts.user
         user = f"{number}:{own_group if number == 0 else group}"

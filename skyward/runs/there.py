@@ -17,11 +17,11 @@ from filelock import FileLock
 from skyward.errors import ConfigError, HostLostError, ProviderError
 from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
-from skyward.records.run import DOWN_FILE, RUN_FILE, THERE_FILE, RunFacts, RunRecord
+from skyward.records.run import DOWN_FILE, RUN_FILE, THERE_FILE, WRITTEN_FOLDER, RunFacts, RunRecord
 from skyward.ssh.connection import CONNECT_S, SshConnection, connect
 from skyward.system import time
 
-JOURNALS, FOLDERS = ("output", "nodes"), ("saved", "files")  # parts of a run
+JOURNALS, FOLDERS = ("output", "nodes"), ("saved", "files", WRITTEN_FOLDER)  # parts of a run
 ANSWER_S = 8.0  # of silence after which a machine counts as lost
 PATIENCE_S = 60.0  # how long requests are repeated once `outlast` was called
 _RETRY_S = 1.0

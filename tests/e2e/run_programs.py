@@ -22,7 +22,7 @@ def work(number):
 if __name__ == "__main__":
     with sky.ComputePool(PROVIDER, nodes=2, concurrency=4) as pool:
         print("arguments", json.dumps(sys.argv[1:]), flush=True)
-        results = pool.map(work, range(CALLS))
+        results = pool.map(work, range(CALLS), journal="work.journal")
     folder = Path(os.environ["SKYWARD_RUN"])
     (folder / "results.json").write_text(json.dumps(results))
     sky.save("squares", list(results))

@@ -49,6 +49,7 @@ def test_a_run_outlives_what_started_it(home: Path, monkeypatch: pytest.MonkeyPa
     folder = ended(home / run)
 
     check(folder)
+    assert Path("work.journal").is_file()  # a process of this machine has run in this directory
     assert printed(folder, "err").endswith("token hidden-7d1\n")
     wait_until(lambda: not is_held(folder), 60)
     (pool,) = re.findall(r"pool (\w{8}): 2 nodes ready", printed(folder, "err"))
@@ -60,7 +61,10 @@ def test_a_run_outlives_what_started_it(home: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_on_hosts_outlives_the_machine_that_started_it(
     home: Path, stand: Stand, clean: Callable[[float], None]
 ) -> None:
-    """The same on two hosts: the driver is on the first, with a key of the run alone that is gone at its end."""
+    """The same on two hosts: the driver is on the first, with a key of the run alone that is gone at its end.
+
+    The next run there finds the journal.
+    """
     facts = json.loads(stand.hosts_file.read_text())
     files = f"key={facts['key']!r}, known_hosts={facts['known_hosts']!r}"
     run = detached(f"sky.SSH(*{facts['hosts'][:2]}, {files})")
@@ -77,6 +81,14 @@ def test_a_run_on_hosts_outlives_the_machine_that_started_it(
     check(copy)
     assert not any("skyward-run-" in authorized(host) for host in (first, second))
     assert not {"key", "known_hosts", "launch.json"} & {path.name for path in copy.iterdir()}
+    assert [path.name for path in (copy / "written").iterdir()] == ["work.journal"]
+    again = subprocess.run(
+        [sys.executable, "-m", "skyward", "attach", detached(f"sky.SSH(*{facts['hosts'][:2]}, {files})")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"journal work.journal: {CALLS} of {CALLS} results are there" in again.stderr
     clean(30)
 
 
