@@ -215,6 +215,8 @@ class Dispatcher:
                     worker.waiting.discard(frame.id)
                     self._limits.pop(frame.id, None)
                     worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])
+                    if worker.lines:
+                        worker.forget_lines(frame.id)
                 elif frame.kind == Kind.ITEM:
                     worker.item_arrived(task)
                 elif frame.kind == Kind.STARTED and task.timeout is not None:

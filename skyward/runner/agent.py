@@ -29,7 +29,7 @@ from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
 from skyward.runner.cleaning import cleaner
 from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
-from skyward.runner.diagnosis import dump_file, read_dump
+from skyward.runner.diagnosis import dump_file, fatal_stack, read_dump
 from skyward.runner.entry import container
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
@@ -241,6 +241,7 @@ class Agent:
             "signal": ended.signal,
             "oom": oom,
             "log": self._masks.conceal(child.log()),
+            "stack": fatal_stack(child.start) if ended.signal else "",
         }
         with self._lock:
             self._tell_all(Frame(Kind.WORKER_EXIT, 0, encode(document)))

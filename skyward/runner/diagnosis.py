@@ -142,14 +142,26 @@ def _switches(thread: int) -> int:
 
 
 def prepare_dump(path: Path) -> None:
-    """Make `DUMP_SIGNAL` append the main thread's frames to a file, even while the interpreter lock is held."""
+    """Make `DUMP_SIGNAL` append the main thread's frames to a file, even while the interpreter lock is held.
+
+    A fatal error, such as a segmentation fault, appends those of the thread in which it happens.
+    """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
+    faulthandler.enable(file=file, all_threads=False)
 
 
 def dump_file(start: WorkerStart) -> Path:
     """Return the file that this worker process writes its frames to."""
     return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
+
+
+def fatal_stack(start: WorkerStart) -> str:
+    """Return the frames that a fatal error of this worker process wrote; "" if it ended otherwise."""
+    try:
+        return dump_file(start).read_text(errors="replace").rpartition("Fatal Python error")[2]
+    except FileNotFoundError:
+        return ""
 
 
 def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:

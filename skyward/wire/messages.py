@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
     # agent -> client
     PONG = 70
-    WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log"}
+    WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log", "stack"}
     WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text from the file descriptors
     DISMISSED = 75  # another client ends this node permanently

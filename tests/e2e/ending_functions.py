@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import logging.handlers
 import multiprocessing
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,34 @@ def ends_its_node() -> None:
 
 
 @sky.compute
-def leaves_orphans(count: int) -> int:
-    """How many processes have ended without anybody to notice it, once so many have been left by their parents."""
+def leaves_orphans(count: int) -> None:
+    """So many processes whose parents are gone, and which end."""
     subprocess.run(f"for i in $(seq {count}); do (true &) ; done", shell=True, check=True)
-    return len(zombies())
 
 
-def zombies() -> list[Path]:
-    """The children of the node's agent that have ended and are still there."""
-    agent = os.getppid()
-    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    return [path for pid in children if " Z " in (path := Path("/proc", pid, "stat")).read_text()]
+@sky.compute
+def zombies() -> int:
+    """How many children of the node's agent have ended and are still there."""
+    agent, count = os.getppid(), 0
+    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        with suppress(FileNotFoundError):  # it has just been released
+            count += " Z " in Path("/proc", pid, "stat").read_text()
+    return count
+
+
+@sky.compute
+def says(text: str) -> None:
+    print(text)
+
+
+@sky.compute
+def crashes(how: str) -> None:
+    print("before the crash")
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    _crash(how)
+
+
+def _crash(how: str) -> None:
+    if how == "abort":
+        os.abort()
+    ctypes.string_at(0)

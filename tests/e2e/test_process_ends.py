@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -68,4 +69,18 @@ def test_orphans_that_end_are_released() -> None:
     """A node whose functions leave many fills no table of processes."""
     with sky.ComputePool(sky.Local()) as pool:
         functions.leaves_orphans(100) >> pool
-        wait_until(lambda: not sky.compute(functions.zombies)() >> pool, within_s=10)
+        wait_until(lambda: not functions.zombies() >> pool, within_s=10)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_crash_names_its_line(concurrency: int) -> None:
+    """Of the thread that ran the call; with what that call had printed, and no other."""
+    with sky.ComputePool(sky.Local(), concurrency=concurrency) as pool:
+        for how, line in (("abort", "os.abort()"), ("fault", "ctypes.string_at(0)")):
+            functions.says("of another call") >> pool
+            with pytest.raises(WorkerLostError) as lost:
+                functions.crashes(how) >> pool
+            told = str(lost.value)
+            assert re.search(rf'ending_functions.py", line \d+, in _crash\n +{re.escape(line)}', told), told
+            assert "/runner/" not in told
+            assert lost.value.log == "before the crash"

@@ -179,8 +179,10 @@ class NodeClient:
             self._pool.record.event("worker_lost", node=self.index, rank=worker.rank, **facts)
         setup = self.setups[worker.rank]
         if not setup.done() and self._workers[worker.index] is worker:  # not that of its replacement
+            heard, log = tuple(worker.lines.get(None, ())), str(report["log"]) if report else ""
+            lines = [*heard, *(line for line in log.splitlines() if line not in heard)]
             with _unless_closed:
-                setup.set_exception(worker.lost(report, self.gone, "its plugins were set up"))
+                setup.set_exception(worker.lost(report, self.gone, "its plugins were set up", lines))
         is_known = worker.all_received and (report is not None or self._end_is_known())
         self._pool.dispatcher.lose(worker, worker.lost_running(report, self.gone), is_known=is_known)
         self._pool.worker_lost(worker)

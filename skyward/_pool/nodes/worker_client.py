@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skyward._pool.background import Callbacks
 from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import BUDGET, SharedValueIndex
+from skyward._pool.collective.diagnosis import excerpt, of_dump
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError, WorkerLostError
@@ -68,6 +69,7 @@ class WorkerClient:
         is_one_of_several_ranks: whether its node has several ranks, so that messages must name the rank.
         gather: coordinator of the ranks that it is set up with; None if it is set up alone.
         shared: the shared values that it holds.
+        lines: last output of its unanswered calls; with None, of code that belongs to none, since the last answer.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class WorkerClient:
         self.is_one_of_several_ranks = False
         self.gather: GatherCoordinator | None = None
         self.shared = SharedValueIndex()
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.lines: dict[int | None, deque[str]] = {}
         self._functions: dict[int, Function] = {}  # sent, by number
         self._files: dict[str, bytes] = {}  # contents of local modules on the worker, by path
 
@@ -131,6 +133,8 @@ class WorkerClient:
 
     def post(self, task: Task) -> None:
         """Queue a call, after its function and shared values; called under the dispatcher's lock, before `flush`."""
+        if self.lines and not self.outstanding:
+            self.lines.clear()  # of earlier calls, below Python, which arrived after their answers
         function = task.function
         if self._functions.get(function.number) is not function:
             self._post_function(function)
@@ -224,16 +228,28 @@ class WorkerClient:
             position += 1
         return found
 
+    def hear(self, call: int | None, text: str) -> None:
+        """Keep the last lines of output, for the error if the worker is lost."""
+        key = call if call in self.outstanding else None
+        self.lines.setdefault(key, deque(maxlen=_TAIL_LINES)).extend(text[-_TAIL_CHARS:].splitlines())
+
+    def forget_lines(self, call: int) -> None:
+        """Drop the output of a call that was answered, also what it may have printed below Python."""
+        self.lines.pop(call, None)
+        self.lines.pop(None, None)
+
     def lost_running(self, report: Mapping[str, Any] | None, gone: Exit | None) -> LostError:
         """Return a function that creates the errors of calls lost with it; see `lost`."""
 
         def lost(task: Task, fate: Fate) -> WorkerLostError:
-            return self.lost(report, gone, f"{task.function.name}() {_DOING[fate]}", _advice(task, fate))
+            heard = () if fate is Fate.WAITED else (task.id, None)
+            lines = [line for call in heard for line in self.lines.get(call, ())]
+            return self.lost(report, gone, f"{task.function.name}() {_DOING[fate]}", lines, _advice(task, fate))
 
         return lost
 
     def lost(
-        self, report: Mapping[str, Any] | None, gone: Exit | None, doing: str, advice: str = ""
+        self, report: Mapping[str, Any] | None, gone: Exit | None, doing: str, lines: Sequence[str], advice: str = ""
     ) -> WorkerLostError:
         """Return the error that reports its end.
 
@@ -241,6 +257,7 @@ class WorkerClient:
             report: its agent's report; None if the whole node is lost.
             gone: how the node ended.
             doing: clause that names what was lost with it.
+            lines: its output meanwhile.
             advice: further sentences of the message.
         """
         facts: Mapping[str, Any] = report or {}
@@ -255,11 +272,12 @@ class WorkerClient:
             rank = "" if self.is_one_of_several_ranks else f" (rank {self.rank})"  # those name it themselves
             subject = f"The worker process on {self}{rank} ended"
             how = f"killed: {self.ordered_to_end}" if self.ordered_to_end else _ended(facts)
-        heard = tuple(self.tail)
-        lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
+        lines = lines[-_TAIL_LINES:]
         message = f"{subject} while {doing}" + (f": {how}." if how else ".") + advice
+        if frames := of_dump(facts.get("stack", "")):
+            message += f" It was here:\n{excerpt(frames)}"
         if lines:
-            message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
+            message += ("\n" if frames else " ") + "Its last output:\n" + "\n".join(f"  {line}" for line in lines)
         return WorkerLostError(
             message,
             node=self.node,
@@ -346,7 +364,7 @@ class WorkerOutput:
         shown: bool = True,
     ) -> None:
         if worker is not None and text != "\n":
-            worker.tail.extend(text[-_TAIL_CHARS:].splitlines())
+            worker.hear(call, text)
         place, rank = self._place(number)
         if shown:
             task = worker.outstanding.get(call) if worker is not None and call is not None else None
