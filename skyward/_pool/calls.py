@@ -5,6 +5,7 @@ Callers wait with a `Latch` in their own thread, or with a `CallFuture` for call
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -150,9 +151,19 @@ class CallRunner:
         return self._in_background(task)
 
     def _tasks(self, calls: Iterable[Call[Any]], copies: Copies | None = None) -> list[Task]:
-        """Return the tasks of one operator's calls; with copies of what the caller may change before they are sent."""
+        """Return the tasks of one operator's calls.
+
+        Args:
+            calls: the calls.
+            copies: copies what the caller may change before they are sent; None if the caller waits for all of them.
+        """
         function_of = self.functions.once()
-        return [self._task(call, function_of(call.fn), copies) for call in calls]
+        tasks = []
+        for call in calls:
+            task = self._task(call, function_of(call.fn), copies)
+            task.patient = copies is not None and inspect.isgeneratorfunction(call.fn)
+            tasks.append(task)
+        return tasks
 
     def _task(self, call: Call[Any], function: Function, copies: Copies | None = None) -> Task:
         data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=function.name)
@@ -180,7 +191,8 @@ class CallRunner:
 
     def _in_background(self, task: Task) -> Future[Any]:
         future: CallFuture[Any] = CallFuture(
-            task.function.name, partial(self.dispatcher.cancel, task), self.callbacks, self.tell
+            *(task.function.name, partial(self.dispatcher.cancel, task), self.callbacks, self.tell),
+            awaited=partial(self.dispatcher.hurry, task) if task.patient else None,
         )
         task.on_done(future.take)
         with uninterrupted:
@@ -240,6 +252,7 @@ class CallRunner:
         try:
             with Counting(tasks, quiet=self.printer.is_quiet) as counting:
                 for task in tasks:
+                    self.dispatcher.hurry(task if ordered else next(iter(left)))
                     if ordered:
                         while not task.done:
                             counting.take(arrived)
@@ -269,13 +282,21 @@ class CallFuture(Future[R]):
         stop: stops the call.
         callbacks: runs callbacks.
         tell: prints a text; None prints nothing.
+        awaited: called when somebody waits for the outcome.
     """
 
     def __init__(
-        self, name: str, stop: Callable[[], None], callbacks: Callbacks, tell: Callable[[str], object] | None = None
+        self,
+        name: str,
+        stop: Callable[[], None],
+        callbacks: Callbacks,
+        tell: Callable[[str], object] | None = None,
+        *,
+        awaited: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._name, self._stop, self._callbacks, self._tell = name, stop, callbacks, tell
+        self._awaited = awaited
         self._reading = threading.Lock()
         self._ended: Task | None = None
         self._outcome: tuple[Any, BaseException | None] | None = None
@@ -294,6 +315,7 @@ class CallFuture(Future[R]):
         """Return the call's result; raise its exception, or the same errors as any future."""
         __tracebackhide__ = True
         self._check_process()
+        self._expect()
         try:
             if not listen(self._has_ended, timeout):
                 raise FutureTimeout
@@ -314,10 +336,16 @@ class CallFuture(Future[R]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call raised, or None if it returned."""
         self._check_process()
+        self._expect()
         if not listen(self._has_ended, timeout):
             raise FutureTimeout
         super().exception(0)  # raises CancelledError
         return self._read()[1]
+
+    def _expect(self) -> None:
+        if self._awaited is not None:
+            with uninterrupted:
+                self._awaited()
 
     def _has_ended(self, timeout_s: float) -> bool:
         try:
@@ -350,6 +378,7 @@ class CallFuture(Future[R]):
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
         """Call `fn(future)` in a thread of the pool when the call has ended, or now if it already has."""
         what = f"a callback of {self._name}()"
+        self._expect()
         super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
 
     def take(self, task: Task) -> None:

@@ -38,6 +38,7 @@ class Scheduler:
         self.resting = False
         self._expected = workers  # workers that are connected, or will be
         self._queue: deque[Task] = deque()
+        self._patient: deque[Task] = deque()  # queued calls that are patient
         self._pinned: dict[int, list[Task]] = {}  # by rank: calls whose worker is not connected
 
     # workers ---------------------------------------------------------------------------------------------------
@@ -113,8 +114,9 @@ class Scheduler:
         """Remove and return the queued calls with their errors, if no worker is connected or expected."""
         if self.has_workers:
             return []
-        failed = [(task, self.refusal(task)) for task in self._queue]
+        failed = [(task, self.refusal(task)) for task in (*self._queue, *self._patient)]
         self._queue.clear()
+        self._patient.clear()
         return failed
 
     @property
@@ -137,9 +139,10 @@ class Scheduler:
             if worker is None:
                 self._pinned.setdefault(task.pin, []).append(task)
         else:
-            worker = None if self._queue else self._least_loaded()
+            queue = self._patient if task.patient else self._queue
+            worker = None if queue else self._least_loaded(patient=task.patient)
             if worker is None:
-                self._queue.append(task)
+                queue.append(task)
         if worker is not None:
             self._assign(task, worker)
         return worker
@@ -154,7 +157,10 @@ class Scheduler:
     def refill(self, worker: WorkerClient) -> None:
         """Assign queued calls to a worker until it has no room."""
         room = worker.window - worker.load if worker.alive and not worker.draining else 0
-        while room > 0 and not self.resting and (task := self._next()) is not None:
+        while room > 0 and not self.resting and (task := _next(self._queue)) is not None:
+            self._assign(task, worker)
+            room -= 1
+        while room > 0 and not self.resting and worker.has_free_slot and (task := _next(self._patient)) is not None:
             self._assign(task, worker)
             room -= 1
 
@@ -164,10 +170,19 @@ class Scheduler:
         for rank in () if self.resting else self._pinned.keys() & self.workers.keys():
             touched[rank] = self.workers[rank]  # it connected while its predecessor still held these calls
             self._send_pinned(touched[rank])
-        while self._queue and (worker := self._least_loaded()) is not None and (task := self._next()) is not None:
-            self._assign(task, worker)
-            touched[worker.rank] = worker
+        for queue in (self._queue, self._patient):
+            while queue and (worker := self._least_loaded(patient=queue is self._patient)) is not None:
+                if (task := _next(queue)) is not None:
+                    self._assign(task, worker)
+                    touched[worker.rank] = worker
         return list(touched.values())
+
+    def hurry(self, task: Task) -> None:
+        """Let a patient call share the slot of a stream, since somebody waits for it; called before `spread`."""
+        task.patient = False
+        if task in self._patient:
+            self._patient.remove(task)
+            self._queue.append(task)
 
     def requeue(self, task: Task) -> None:
         """Return a call that did not run to the front of its queue."""
@@ -176,6 +191,8 @@ class Scheduler:
             return
         if task.pin is not None:
             self._pinned.setdefault(task.pin, []).insert(0, task)
+        elif task.patient:
+            self._patient.appendleft(task)
         else:
             self._queue.appendleft(task)
 
@@ -204,39 +221,34 @@ class Scheduler:
 
     def take_queued(self) -> list[Task]:
         """Remove and return all queued calls."""
-        queued = [*self._queue, *(task for tasks in self._pinned.values() for task in tasks)]
+        queued = [*self._queue, *self._patient, *(task for tasks in self._pinned.values() for task in tasks)]
         self._queue.clear()
+        self._patient.clear()
         self._pinned.clear()
         return queued
 
     @property
     def queued(self) -> int:
         """Number of calls that wait for a worker."""
-        return len(self._queue) + sum(map(len, self._pinned.values()))
+        return len(self._queue) + len(self._patient) + sum(map(len, self._pinned.values()))
 
     @property
     def has_work(self) -> bool:
         """Whether any call is queued or unanswered."""
-        return bool(self._queue or self._pinned or any(worker.outstanding for worker in self.all_workers))
+        return bool(
+            self._queue or self._patient or self._pinned or any(worker.outstanding for worker in self.all_workers)
+        )
 
-    def _least_loaded(self) -> WorkerClient | None:
+    def _least_loaded(self, *, patient: bool = False) -> WorkerClient | None:
         """Return the worker with the largest free share of its window, or None if all are full."""
         best, best_load = None, 1.0
         if self.resting:
             return None
         for worker in self.workers.values():
             load = worker.load / worker.window
-            if load < best_load:
+            if load < best_load and (not patient or worker.has_free_slot):
                 best, best_load = worker, load
         return best
-
-    def _next(self) -> Task | None:
-        """Remove and return the oldest queued call that was not cancelled, or None."""
-        while self._queue:
-            task = self._queue.popleft()
-            if task.stopping is None:
-                return task
-        return None
 
     def _assign(self, task: Task, worker: WorkerClient) -> None:
         task.place, task.rank = str(worker), worker.rank
@@ -249,3 +261,12 @@ class Scheduler:
         for task in self._pinned.pop(worker.rank, ()):
             if task.stopping is None:
                 self._assign(task, worker)
+
+
+def _next(queue: deque[Task]) -> Task | None:
+    """Remove and return the oldest call that was not cancelled, or None."""
+    while queue:
+        task = queue.popleft()
+        if task.stopping is None:
+            return task
+    return None

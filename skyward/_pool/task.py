@@ -53,6 +53,8 @@ class Task:
         retries, retried: how often it may run again when its worker is lost, and how often it has.
         pin: rank of the only worker that may run it; None for any.
         place, rank: the worker it was last sent to.
+        patient: whether it is a generator's and nobody waits for it, so that it starts only if no open stream would
+            have to share its slot. Otherwise all of many generators would be open at once.
         sent_at: monotonic time at which it was sent; 0.0 while it is queued.
         stopping: why it is being stopped; None while it is not.
         done: whether its outcome is known; set before the waiter is called.
@@ -74,6 +76,7 @@ class Task:
     retries: int
     retried: int = 0
     pin: int | None = None
+    patient: bool = False
     place: str = ""
     rank: int = -1
     sent_at: float = 0.0

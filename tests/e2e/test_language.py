@@ -239,6 +239,19 @@ def test_calls_while_generators_are_read(pool: sky.ComputePool, threads_pool: sk
     assert sorted(taken) == list(range(0, 200, 2))
 
 
+def test_generators_that_nobody_waits_for_begin_when_a_slot_is_free(pool: sky.ComputePool) -> None:
+    """Of many, only as many are open as there are slots, until somebody waits for another."""
+    futures = [count(40) > pool for _ in range(6)]
+    first = [future.result(60) for future in futures[:2]]
+    assert [next(iter(items)) for items in first] == [0, 0]
+    assert double(1) @ pool == [2, 2]
+    assert [future.done() for future in futures] == [True] * 2 + [False] * 4
+    assert [list(future.result(60)) for future in reversed(futures)] == [list(range(40))] * 4 + [list(range(1, 40))] * 2
+
+    groups = sky.gather(*[count(40)] * 6, stream=True, ordered=False) >> pool
+    assert list(zip(*groups, strict=True)) == [(n,) * 6 for n in range(40)]
+
+
 def test_a_generator_that_waits_is_closed_behind_the_call_that_has_its_slot(
     pool: sky.ComputePool, printed: Printed
 ) -> None:

@@ -110,12 +110,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("nothing has begun", WORKER, "(is_known and position >= self.slots)", "is_known"),
     Mutant(
-        "what waits behind a stream has not begun",
-        WORKER,
-        "                continue\n            if",
-        "            elif",
-    ),
-    Mutant(
         "the end of a silent node is known",
         NODE,
         "        is_known = worker.all_received and (report is not None or self._end_is_known())\n",

@@ -103,6 +103,11 @@ class WorkerClient:
         return len(self.outstanding) - len(self.waiting)
 
     @property
+    def has_free_slot(self) -> bool:
+        """Whether it has a slot that belongs to no call, not even to a stream that waits for its reader."""
+        return len(self.outstanding) < self.slots
+
+    @property
     def running(self) -> list[Task]:
         """The calls that have a slot."""
         return list(islice(self._busy, self.slots))

@@ -39,6 +39,27 @@ def test_a_stream_that_waits_for_its_reader_leaves_its_slot_to_a_call(make: Make
     assert sent(worker) == [stream.id, call.id, later.id]
 
 
+def test_a_patient_call_shares_no_slot_until_somebody_waits_for_it(make: Make) -> None:
+    """It gets one that is free; others overtake it where a stream waits for its reader."""
+    pool = make(slots=2)
+    (worker,) = pool.workers
+    tasks = [pool.task() for _ in range(5)]
+    for task in tasks[:4]:
+        task.patient = True
+    pool.dispatcher.submit(tasks[:4])
+    for task in tasks[:2]:
+        pool.say(worker, Frame(Kind.STREAM, task.id), *[Frame(Kind.ITEM, task.id)] * STREAM_WINDOW)
+    first, second, third, fourth, other = (task.id for task in tasks)
+    assert sent(worker) == [first, second]
+    pool.dispatcher.submit(tasks[4:])
+    assert sent(worker) == [first, second, other]
+    pool.dispatcher.hurry(tasks[3])
+    assert sent(worker) == [first, second, other, fourth]
+    for task in (*tasks[:2], *tasks[3:]):
+        pool.finish(worker, task)
+    assert sent(worker) == [first, second, other, fourth, third]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_that_may_have_begun_while_a_stream_waited_is_not_run_again(make: Make, waits: bool) -> None:
     """The stream may have waited for a moment in which this side knew that its reader had gone on."""
