@@ -204,4 +204,4 @@ def take(agent: Connection, order: dict[str, Any], timeout_s: float) -> list[tup
                     return [(int(generation), str(address)) for generation, address in answer["workers"]]
     finally:
         late.cancel()
-    raise WireError(f"Its agent did not give it to this client: it ended, or took longer than {timeout_s:g} s.")
+    raise WireError(f"Its agent did not hand it over to this client: it ended, or took longer than {timeout_s:g} s.")

@@ -128,7 +128,7 @@ class Scheduler:
         """Return the error for a call that cannot run now, since its worker or all workers are absent."""
         if task is not None and task.pin in self.absent:
             return PoolError(f"A call for every node cannot be run: {self.absent[task.pin]}")
-        return PoolError(f"No node of this pool takes calls now: {next(iter(self.absent.values()), 'none has come')}")
+        return PoolError(f"No node of this pool accepts calls now: {next(iter(self.absent.values()), 'none has come')}")
 
     # calls -----------------------------------------------------------------------------------------------------
 

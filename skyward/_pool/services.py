@@ -129,7 +129,7 @@ class GatherCoordinator:
 
     def _problem(self, rank: int, name: str, number: int) -> str:
         if number != self._number:
-            return f"{self._ranks[rank]} was started anew in the middle of it, and is out of step with the others."
+            return f"{self._ranks[rank]} was restarted in the middle of it, and is out of step with the others."
         if name != self._name:
             others = self._listed(other for other in self._given if other != rank)
             return (

@@ -139,7 +139,7 @@ def scratch_folder(kind: Kind) -> Iterator[Path]:
             raise
         place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
         raise ConfigError(
-            f"A folder for temporary files could not be made or filled in {place}: {error.strerror or error}. Make "
+            f"A temporary folder could not be created or filled in {place}: {error.strerror or error}. Make "
             "room there, or set TMPDIR to a folder that has some."
         ) from error
     finally:

@@ -147,7 +147,7 @@ def init(folder: Path) -> int:
 @click.command()
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many nodes.")
 @click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
-@click.option("--build", metavar="FOLDER", help="Have compose build the nodes' image from this clone of skyward.")
+@click.option("--build", metavar="FOLDER", help="Build the nodes' image from this clone of skyward.")
 def compose(nodes: int, gpus: int | None, build: str | None) -> int:
     """Print a compose file that brings up nodes for pools.
 

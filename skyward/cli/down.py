@@ -146,7 +146,7 @@ def _agree(chosen: Sequence[Found], runs: Sequence[tuple[RunFacts, str]], told: 
     if is_agreed or not (chosen or runs):
         return
     if told.as_json:
-        raise ConfigError("skyward down --all --json asks nothing: say --yes as well. `skyward ps --json` shows pools.")
+        raise ConfigError("skyward down --all --json does not ask, and needs --yes. `skyward ps --json` shows pools.")
     if runs:
         show_table([("RUN", "WHERE", "USER"), *((run.record.id, where, run.record.user) for run, where in runs)])
     if chosen:
@@ -155,7 +155,7 @@ def _agree(chosen: Sequence[Found], runs: Sequence[tuple[RunFacts, str]], told: 
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
             "skyward down --all would end these, and standard input is not a terminal on which it could ask. Nothing "
-            "was ended. Say --yes to end them without a question."
+            "was ended. Use --yes to end them without confirmation."
         )
     click.confirm("End these?", abort=True)
 

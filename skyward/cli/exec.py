@@ -188,7 +188,8 @@ def _listen(local: int) -> socket.socket:
         return socket.create_server((_LOOPBACK, local), backlog=_WAITING)
     except OSError as error:
         raise ConfigError(
-            f"Port {local} of {_LOOPBACK} is unavailable ({error.strerror}): say --local PORT, or --local 0."
+            f"Port {local} of {_LOOPBACK} is unavailable ({error.strerror}): choose another with "
+            "--local PORT, or --local 0 for any."
         ) from error
 
 

@@ -166,7 +166,7 @@ def check_alive(path: Path, engine: str) -> None:
         return
     _frozen[engine] = time.monotonic()
     raise EngineMissingError(
-        f"The Docker engine at {engine} is frozen: it takes connections, but answers neither what it is asked nor a "
+        f"The Docker engine at {engine} is frozen: it accepts connections, but answers neither requests nor a "
         "ping. Let it go on or restart it (for example `systemctl restart docker`). Containers of pools that could not "
         "be removed end by their lease."
     )

@@ -44,7 +44,7 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
 
 def advice_on(engine: str) -> str:
     """Return advice for an engine that does not answer; `engine` is its address."""
-    return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
+    return ADVICE if engine.startswith("unix://") else "Check the machine, its engine and the network between."
 
 
 class LimitRefusedError(EngineError):

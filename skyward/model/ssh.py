@@ -35,7 +35,7 @@ _KNOWN = (
     (r"docker: (command )?not found|docker: No such file", "there is no docker command there. Install Docker on it."),
     (
         r"host identification has changed",
-        "its host key is not the one that is known here: it was installed anew, or it is another machine. Compare the "
+        "its host key is not the one that is known here: it was reinstalled, or it is another machine. Compare the "
         "key with its owner before you replace it (`ssh-keygen -R`).",
     ),
     (

@@ -149,7 +149,7 @@ def new_certificate(name: str, *, user: str, extra: str) -> tuple[str, str]:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise ConfigError(
-            f"{user} makes certificates for the connections to its nodes, which takes the package cryptography: "
+            f"{user} creates certificates for the connections to its nodes, which needs the package cryptography: "
             f"`pip install 'skyward[{extra}]'`."
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())

@@ -63,14 +63,14 @@ class PoolDirectory:
             if not _is_own(path):
                 raise ProviderError(
                     f"The directory {path} of pool {pool} is another user's, or opens for others. End the pool with "
-                    f"`skyward down {name}`, and have that directory removed."
+                    f"`skyward down {name}`, and let its owner remove that directory."
                 )
             owner = ProcessId.of(os.getpid()).text if name is None else f"{_NAMED}{pool_folder(name)}"
             (path / _OWNER_FILE).write_text(owner)
         except OSError as error:
             raise ProviderError(
-                f"The directory {path} of pool {pool} cannot be made ({error.strerror}). Set XDG_RUNTIME_DIR or TMPDIR "
-                "to a directory that this user can write to."
+                f"The directory {path} of pool {pool} cannot be created ({error.strerror}). Set XDG_RUNTIME_DIR or "
+                "TMPDIR to a directory that this user can write to."
             ) from error
         return cls(path)
 
@@ -102,7 +102,7 @@ class PoolDirectory:
             path = Path(tempfile.mkdtemp(prefix=f"{node}.", dir=self.path))
         except OSError as error:
             raise ProviderError(
-                f"The directory of node {node} cannot be made in {self.path} ({error.strerror})."
+                f"The directory of node {node} cannot be created in {self.path} ({error.strerror})."
             ) from error
         with open(os.open(path / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(key)

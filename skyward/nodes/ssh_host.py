@@ -172,7 +172,7 @@ class Machine:
         """Return why its connection ended, to complete "Node 1 ..."; "" if it is open."""
         if not self.connection.ended.wait(_REASON_S):
             return ""
-        return f"is out of reach: the SSH connection to {self.name} ended ({self.connection.why})"
+        return f"is unreachable: the SSH connection to {self.name} ended ({self.connection.why})"
 
     def close(self) -> None:
         """Remove the pool's containers there, let the watchdog remove the rest, and close the connection.

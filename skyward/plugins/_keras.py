@@ -136,7 +136,7 @@ def use(backend: str) -> None:
         PluginError: it has been imported with another one.
     """
     if why := conflict({VARIABLE: backend}):
-        raise PluginError(f"This process was to use Keras with the backend {backend!r}, but {why}.")
+        raise PluginError(f"This process must use Keras with the backend {backend!r}, but {why}.")
     os.environ[VARIABLE] = backend
 
 

@@ -167,7 +167,7 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
     if backend == "nccl" and not cuda:
         raise PluginError(
             f"torch: the backend nccl needs a GPU, and node {info.node} has none that CUDA can use. Give the pool an "
-            "accelerator=, or leave backend= out, which takes gloo here."
+            "accelerator=, or leave backend= out, which means gloo here."
         )
     device = _use_device(info) if cuda else None
     chosen = "gloo"
@@ -259,7 +259,7 @@ def suitable(gpus: Sequence[str | None], backend: str | None) -> str:
     if shared and backend == "nccl":
         raise PluginError(
             f"torch: the backend nccl needs a GPU for each rank, and the ranks {', '.join(shared[0])} share one. "
-            "Give each its own, with Worker(per_node='gpu'), or leave backend= out, which takes gloo here."
+            "Give each its own, with Worker(per_node='gpu'), or leave backend= out, which means gloo here."
         )
     return "gloo" if shared else "nccl"
 

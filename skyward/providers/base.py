@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionNotice:
-    """Advance notice that a host will be taken away, such as a rented spot machine.
+    """Advance notice that a host will be reclaimed, such as a rented spot machine.
 
     Attributes:
         host: the host.
-        text: the reason, completing a sentence "Node 1 ...": "will be taken away by AWS at 12:00".
+        text: the reason, completing a sentence "Node 1 ...": "will be reclaimed by AWS at 12:00".
         left_s: seconds until then; calls that have not ended by that time are lost.
     """
 
@@ -98,7 +98,7 @@ class PoolRequest:
         max_hourly_cost: limit in USD per hour for all machines together.
         budget: USD that all machines together may cost, from the first launch to the end of the pool.
         report: receives events while machines are found, launched and released, and while images are built.
-        on_preemption: called when a host will be taken away, in any thread; returns at once.
+        on_preemption: called when a host will be reclaimed, in any thread; returns at once.
         on_budget_spent: called with a sentence when the budget is spent and the machines are about to be ended.
     """
 

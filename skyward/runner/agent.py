@@ -98,7 +98,7 @@ class Agent:
         """Serve until told to end or until the lease expires without a client; return the exit status."""
         threading.excepthook = self._on_thread_error
         ended = End(0, grace_s=_TERM_GRACE_S)
-        dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: it was told to by another client than its pool's.")
+        dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: a client other than its pool's asked for that.")
 
         def end_by(number: int) -> None:
             self._told_to_end.set()

@@ -76,7 +76,7 @@ def read_place() -> InstanceInfo:
     """Return the node's place from `COMPUTE_POOL`; raises ConfigError if it is missing or invalid."""
     text = os.environ.get(ENV_VAR)
     if not text:
-        raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which tells it its place there.")
+        raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which sets it.")
     return InstanceInfo.from_json(text)
 
 

@@ -23,7 +23,7 @@ from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import Kind, decode, encode
 
-_NO_ANSWER = "the client is gone, or this worker is to end."
+_NO_ANSWER = "the client has disconnected, or this worker is ending."
 CHECKPOINTS = ".skyward-checkpoints"  # below the node's working directory
 
 

@@ -64,7 +64,7 @@ def first_pool(program: str, arguments: Sequence[str], *, is_module: bool = Fals
     """
     kind, found = _answer("module" if is_module else "run", program, arguments, "")
     if kind != "opened":
-        raise ConfigError(f"{program} ended without opening a pool. Give --on PLACE to say where it is to run.")
+        raise ConfigError(f"{program} ended without opening a pool. Give --on PLACE to say where to run it.")
     pool = found[0]
     assert isinstance(pool, DeclaredPool)
     return pool

@@ -59,7 +59,7 @@ def detach(
     if len(providers) > 1 or kinds[0] not in ("SSH", *_RENTING):
         raise ConfigError(
             f"{pool.where}: a run whose first pool is on {' or '.join(f'sky.{kind}' for kind in kinds)} cannot be "
-            "detached by itself. Say where it is to run, with --on local or --on user@host."
+            "detached by itself. Say where to run it, with --on local or --on user@host."
         )
     (provider,) = providers
     assert not isinstance(provider, str)

@@ -93,7 +93,7 @@ def make_key(folder: Path, run_id: str) -> str:
     try:
         subprocess.run(words, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ProviderError(f"The key pair of {run_id} could not be made by ssh-keygen: {error}.") from error
+        raise ProviderError(f"The key pair of {run_id} could not be created by ssh-keygen: {error}.") from error
     public = path.with_suffix(".pub")
     text = public.read_text().strip()
     public.unlink()

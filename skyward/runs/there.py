@@ -239,7 +239,7 @@ class RunsThere:
         said = connection.wait_marked(_MARK, timeout_s)
         if said is not None:
             return said
-        why = connection.problem if connection.ended.is_set() else f"It said nothing for {timeout_s:g} s."
+        why = connection.problem if connection.ended.is_set() else f"It sent nothing for {timeout_s:g} s."
         raise HostLostError(f"{self.name} does not answer. {why}")
 
     def _drop(self) -> None:

@@ -63,7 +63,7 @@ def declare(
     for name, value in env.items():
         if known.get(name, value) != value:
             called = getattr(fn, "__name__", repr(fn))
-            raise ConfigError(f"{called}() is to run with {name}={known[name]} and with {name}={value}; choose one.")
+            raise ConfigError(f"{called}() must run with {name}={known[name]} and with {name}={value}; choose one.")
     if env:
         setattr(fn, _ENV, {**known, **env})
     if collective:

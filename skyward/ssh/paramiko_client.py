@@ -161,7 +161,7 @@ class ParamikoConnection(SshConnection):
         """Connect to each machine of the route through the previous one, check its host key and log in."""
         for number, hop in enumerate(self._route):
             if self._killed:
-                raise SSHException("it was not wanted any more")
+                raise SSHException("it was no longer needed")
             line: Any
             if number:
                 line = self._transport.open_channel("direct-tcpip", hop.address, ("", 0), timeout=CONNECT_S)
@@ -400,7 +400,7 @@ def _settings(host: SshHost) -> dict[str, Any]:
     settings = {**settings, **({"user": host.user} if host.user else {})}
     if unknown := [name for name in _UNKNOWN if str(settings.get(name) or "none").lower() != "none"]:
         raise ProviderError(
-            f"The SSH configuration has the option {unknown[0]} for {host.name}, which takes OpenSSH's client: install "
+            f"The SSH configuration has the option {unknown[0]} for {host.name}, which needs OpenSSH's client: install "
             "it (Debian: openssh-client)."
         )
     return settings
@@ -422,7 +422,7 @@ def _text(path: Path, depth: int = 0) -> str:
         if in_block or depth >= MOST_JUMPS:
             raise ProviderError(
                 f"The SSH configuration {path} includes {rest.strip()} inside a Host or Match block, or in a circle, "
-                "which takes OpenSSH's client: install it (Debian: openssh-client), or put the Include first."
+                "which needs OpenSSH's client: install it (Debian: openssh-client), or put the Include first."
             )
         folder = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else Path("~/.ssh").expanduser()
         for pattern in shlex.split(rest, comments=True):

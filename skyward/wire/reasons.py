@@ -171,7 +171,7 @@ def _of_pool(text: str) -> str:
         return "The pool's nodes have no GPU: ask for some, ComputePool(accelerator='A100'), or compute on the CPU."
     if _NO_GROUP.search(text):
         return (
-            "sky.plugins.torch() makes the process group, on pools of several ranks: "
+            "sky.plugins.torch() creates the process group, on pools of several ranks: "
             "ComputePool(nodes=2, plugins=[sky.plugins.torch()])."
         )
     return ""

@@ -146,8 +146,8 @@ def test_a_spot_notice_drains_the_machine_and_replaces_it(cloud: Cloud, caplog: 
         wait_until(lambda: all(map(pool._dispatcher.held, workers)), 60)
         at = datetime.now(UTC) + timedelta(seconds=90)
         taken.interrupt(at.strftime("%Y-%m-%dT%H:%M:%SZ"))
-        wait_until(lambda: "taken away" in caplog.text, 60)
-        assert f"The machine {taken.id} of pool {pool.id} will be taken away by AWS at" in caplog.text
+        wait_until(lambda: "reclaimed" in caplog.text, 60)
+        assert f"The machine {taken.id} of pool {pool.id} will be reclaimed by AWS at" in caplog.text
         assert f"{at:%Y-%m-%dT%H:%M:%SZ} (terminate)" in caplog.text
         wait_until(lambda: pool.current_nodes() == 1, 60)
         later = [work_once(number, 0.1) > pool for number in range(2, 12)]

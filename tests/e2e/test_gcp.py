@@ -58,4 +58,4 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err
     assert "no room for e2-standard-2 (spot) in us-central1-a: ZONE_RESOURCE_POOL_EXHAUSTED" in said
     assert "launching 1 x e2-standard-2 (spot) in us-central1-b for 0.024 USD per hour" in said
-    assert "will be taken away by Google Cloud at" in said
+    assert "will be reclaimed by Google Cloud at" in said

@@ -111,6 +111,6 @@ def test_a_connection_that_ends_is_said(pool: sky.ComputePool, words: list[str],
         os.kill(int(cut.stdout.split()[0]), signal.SIGKILL)
 
         assert terminal.wait() == 9
-        terminal.wait_for("is out of reach: the SSH connection to")
+        terminal.wait_for("is unreachable: the SSH connection to")
         assert terminal.settings == before
     wait_until(lambda: not (processes("runner.entry") >> pool))

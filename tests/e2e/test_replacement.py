@@ -120,7 +120,7 @@ def test_a_group_finishes_its_call_before_a_node_of_it_is_taken_away() -> None:
             last = threads.submit(lambda: ends_after(1.0) @ pool)
             wait_until(lambda: pool._group._under_way)
             host = pool._table.nodes[0].host
-            pool._manager.preempted(PreemptionNotice(host=host, text="will be taken away", left_s=PATIENCE_S))
+            pool._manager.preempted(PreemptionNotice(host=host, text="will be reclaimed", left_s=PATIENCE_S))
             answers = members() @ pool
             assert sorted(last.result(PATIENCE_S)) == [0, 1]
         pids = [process for process, _, _ in answers]

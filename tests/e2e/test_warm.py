@@ -248,7 +248,7 @@ def test_a_node_that_has_died_is_started_anew(run: Run, kind: str, engine: Any) 
     after = second.ends()
     assert agents(after)[0] == agents(first)[0]
     assert agents(after)[1] != agents(first)[1]
-    assert "node 1 of pool warm is started anew" in second.err
+    assert "node 1 of pool warm is restarted" in second.err
 
 
 def test_the_time_that_it_is_kept_is_over(run: Run, kind: str) -> None:

@@ -205,7 +205,7 @@ class World:
     def _leave(self, node: Any, left_s: float) -> None:
         from skyward.providers.base import PreemptionNotice
 
-        news = PreemptionNotice(host=node.host, text="will be taken away", left_s=left_s)
+        news = PreemptionNotice(host=node.host, text="will be reclaimed", left_s=left_s)
         pool = self.pool
         if pool is not None and hasattr(pool, "_manager"):
             self.k.spawn(self.client, "notice", lambda: pool._manager.preempted(news), "notice")

@@ -47,8 +47,8 @@ def code_digest(fn: Callable[..., Any]) -> str:
         code, env = _digest(fn, set()), repr(sorted(declared_env(fn).items()))
     except _FAILURES as error:
         raise SerializationError(
-            f"The code of {name}() cannot be told from other versions of it, which a journal needs: {error}. Create "
-            "what cannot be pickled inside the function."
+            f"The code of {name}() cannot be distinguished from other versions of it, which a journal needs: {error}. "
+            "Create what cannot be pickled inside the function."
         ) from error
     return _hashed([code, _modules_digest(local_modules(fn)), env.encode()])
 
@@ -70,7 +70,8 @@ class Arguments:
             whole = _digest(args, modules)
         except _FAILURES as error:
             raise SerializationError(
-                f"The argument {_shown(args)} of {of}() cannot be told from others, which a journal needs: {error}."
+                f"The argument {_shown(args)} of {of}() cannot be distinguished from others, which a journal "
+                f"needs: {error}."
             ) from error
         return _hashed([whole, *(self._module(name) for name in sorted(modules))])
 

@@ -324,7 +324,7 @@ def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
 def of_abort(found: FailureReport, reason: str) -> BaseException:
     """Return the error of a running call that was stopped because the ranks had to be restarted for another reason."""
     return WorkerLostError(
-        f"{found.function}() had begun when all ranks had to be started afresh, because {reason}. It was not run "
+        f"{found.function}() was running when all ranks had to be restarted, because {reason}. It was not run "
         f"again; @sky.compute(retries=1) would allow that. It was stopped:\n{found.accounts()}",
         node=0,
         rank=0,

@@ -110,7 +110,7 @@ class WorkerGroup:
             self._changed.notify_all()
         if again:
             self._dispatcher.suspend(None)
-            self.restart(f"node {node.index} had been away")
+            self.restart(f"node {node.index} was unreachable for a while")
 
     def _enter(self, node: NodeClient, workers: Sequence[WorkerClient]) -> None:
         with self._changed:
@@ -140,7 +140,7 @@ class WorkerGroup:
     def node_drained(self, node: NodeClient) -> None:
         """Restart a group, with the replacement of a drained node that has ended."""
         if self.collective:
-            self.restart(f"node {node.index} was about to be taken away")
+            self.restart(f"node {node.index} was about to be reclaimed")
 
     def worker_lost(self, worker: WorkerClient) -> None:
         """Handle the end of a worker whose calls have been settled."""
@@ -282,7 +282,7 @@ class WorkerGroup:
                 self._broken = self._broken or reason  # it has just arrived; try again
                 return
             self._suspended, self._broken = True, ""
-        refusal = f"The ranks of this pool are to be started afresh, because {reason}, but that needs all nodes: {text}"
+        refusal = f"The ranks of this pool must be restarted, because {reason}, but a restart needs all nodes: {text}"
         self._dispatcher.suspend(PoolError(refusal))
 
     def _give_up(self, reason: str, error: Exception) -> None:
@@ -291,7 +291,7 @@ class WorkerGroup:
                 return
             self._closed = True
             self._changed.notify_all()
-        text = f"The ranks of this pool were to be started afresh, because {reason}, but that failed: {error}"
+        text = f"The ranks of this pool had to be restarted, because {reason}, but that failed: {error}"
         refusal = PoolError(f"{text}\nClose the pool and open another one.")
         refusal.__cause__ = error
         self._dispatcher.close(refusal)
@@ -312,7 +312,7 @@ class WorkerGroup:
                 ready = {worker for worker in left if not self._works(worker)}
                 self._ended |= ready
                 for worker in ready:
-                    worker.end(f"all ranks are started afresh, since {self._broken}")
+                    worker.end(f"restarting all ranks, because {self._broken}")
                 left -= ready
             time.sleep(_LOOK_S)
 

@@ -214,7 +214,7 @@ class NodeManager:
             except PoolClosedError:
                 raise
             except SkywardError as error:
-                self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
+                self._tell(f"node {slot.index} of pool {self._named.name} is restarted: {error}")
         return self._connect(slot, host, launch, host.start(launch))
 
     def _announce(self) -> None:
@@ -378,7 +378,7 @@ class NodeManager:
         if node.gone is not None:
             return
         if any(map(self._dispatcher.held, node.workers)):
-            node.declare_lost("its host was about to be taken away, and its time was up")
+            node.declare_lost("its host was about to be reclaimed, and its time was up")
             return
         try:
             node.discard(min(DRAIN_GRACE_S, max(1.0, left())))

@@ -310,7 +310,7 @@ class NodeClient:
             known = self._changed.wait_for(lambda: key in self._reports or self.gone is not None, _REASON_S)
             report = self._reports.get(key)
         if not known:
-            self.declare_lost("the connection to its worker ended, and its agent did not tell why")
+            self.declare_lost("the connection to its worker ended, and its agent gave no reason")
             with self._changed:
                 self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
         return report if self.gone is None else None

@@ -109,7 +109,7 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
             )
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
     raise EngineError(
-        f"Building an image takes the docker command with its buildx plugin. Tried: {', '.join(seen)}. Install "
+        f"Building an image needs the docker command with its buildx plugin. Tried: {', '.join(seen)}. Install "
         "buildx (the package docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point "
         "SKYWARD_DOCKER_CLI to a docker that has it, or to podman."
     )

@@ -120,7 +120,7 @@ def push_zstd(image: str, target: str, *, report: Report, docker_host: str | Non
     command = find_command(environment)
     if not answer(command.words[0], "buildx", "version"):
         raise EngineError(
-            f"Compressing layers with zstd takes the docker command with its buildx plugin; {command.words[0]} has "
+            f"Compressing layers with zstd needs the docker command with its buildx plugin; {command.words[0]} has "
             "none. Install buildx, or push with gzip."
         )
     reference = _prepare(target, report)

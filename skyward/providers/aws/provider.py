@@ -104,7 +104,7 @@ class Ec2:
         {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity"}
         | {"InsufficientCapacity", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded"}
         | {"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet"}
-        | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away while they started
+        | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # reclaimed while they started
     )
 
     def __init__(self, api: Api, settings: AWS) -> None:
@@ -132,7 +132,7 @@ class Ec2:
         found = list(self.api.all("ec2", "describe_subnets", "Subnets", Filters=filters))
         if not found:
             raise ProviderError(
-                f"{self.region} has no default subnets. Make them (`aws ec2 create-default-vpc`), or name another "
+                f"{self.region} has no default subnets. Create them (`aws ec2 create-default-vpc`), or name another "
                 "region."
             )
         vpc = str(found[0]["VpcId"])

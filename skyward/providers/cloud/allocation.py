@@ -260,7 +260,7 @@ class CloudAllocation(Allocation):
         about, cloud = f"The machine {machine.id} of pool {self.request.pool_id}", self._cloud.name
         if text == "blind":
             _log.warning(
-                "%s cannot receive notices of %s before it is taken away: its firewall cannot match control groups "
+                "%s cannot receive notices of %s before it is reclaimed: its firewall cannot match control groups "
                 "(xt_cgroup), so its metadata service is closed to everybody.",
                 *(about, cloud),
             )
@@ -271,7 +271,7 @@ class CloudAllocation(Allocation):
             _log.warning("%s got a notice from %s in an unknown form: %s", about, cloud, text)
             return
         machine.is_leaving = True
-        what = f"will be taken away by {cloud} at {notice.at:%Y-%m-%dT%H:%M:%SZ} ({notice.action})"
+        what = f"will be reclaimed by {cloud} at {notice.at:%Y-%m-%dT%H:%M:%SZ} ({notice.action})"
         _log.warning("%s %s.", about, what)
         self.request.on_preemption(PreemptionNotice(host=machine.host, text=what, left_s=notice.left_s))
 

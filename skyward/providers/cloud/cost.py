@@ -281,7 +281,7 @@ class Costs:
     def _text(self) -> str:
         return (
             f"Pool {self._pool} has spent its budget of {self._budget:g} USD after "
-            f"{_in_words(time.monotonic() - self._began)}, and its machines are ended. Open a pool with a larger "
+            f"{_in_words(time.monotonic() - self._began)}, and its machines were ended. Open a pool with a larger "
             "budget=, or with fewer or cheaper machines."
         )
 

@@ -159,8 +159,8 @@ class CloudProvider(Provider):
             address = ip_address(answer.text.strip())
         except (requests.RequestException, ValueError) as error:
             raise ProviderError(
-                "This machine's public address, from which alone the pool's machines may be reached, could not be had "
-                f"from {_ADDRESS_SERVICE}: {error}. Inside the cloud's own network write "
+                "This machine's public address, from which alone the pool's machines may be reached, is unknown: no "
+                f"answer from {_ADDRESS_SERVICE}: {error}. Inside the cloud's own network write "
                 f"sky.{type(self).__name__}(use_private_ip=True)."
             ) from error
         return f"{address}/{address.max_prefixlen}"

@@ -105,7 +105,7 @@ class ComputeEngine:
     no_room = frozenset(  # Google has no such machine at present, or the project's quota is reached
         {"ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED"}
         | {MIN_COUNT, "QUOTA_EXCEEDED", "quotaExceeded", "resourcePoolExhausted"}
-        | {"UNSUPPORTED_OPERATION"}  # taken away while they started
+        | {"UNSUPPORTED_OPERATION"}  # reclaimed while they started
     )
 
     def __init__(self, api: Api, settings: GCP) -> None:
@@ -326,7 +326,7 @@ def _find_subnet(api: Api, network: str) -> Any:
     if subnet is None:
         raise ProviderError(
             f"The network {network!r} of project {api.project} has no subnet in {api.region}. Name another "
-            "(sky.GCP(network=...)), or make it (`gcloud compute networks create default`)."
+            "(sky.GCP(network=...)), or create it (`gcloud compute networks create default`)."
         )
     return subnet
 

@@ -341,8 +341,8 @@ def start_problem(pod: Document, events: Sequence[Document], waited_s: float, ro
         )
     if reason in _BROKEN:
         return ProviderError(
-            f"The container of the {name} cannot be made on {_machine(pod)} ({reason}): {message}. `kubectl describe "
-            f"{name}` says more; what patch= asks for is the usual cause."
+            f"The container of the {name} cannot be created on {_machine(pod)} ({reason}): {message}. `kubectl "
+            f"describe {name}` says more; what patch= asks for is the usual cause."
         )
     if waited_s > _START_S:
         return ProviderError(

@@ -244,6 +244,6 @@ def _convert(login: Login, engine: EngineAddress, reference: str, tag: str, file
                 raise
             last = "\n".join(str(error).splitlines()[-12:])
             raise ImageError(
-                f"{tag} could not be converted by Apptainer on {login.address.name}, which takes room in the folder "
+                f"{tag} could not be converted by Apptainer on {login.address.name}, which needs room in the folder "
                 f"of {file} and in /tmp (or APPTAINER_TMPDIR) there. The last lines were:\n{last}"
             ) from error

@@ -246,7 +246,7 @@ def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
         raise ProviderError(f"Slurm's controller does not answer {login}. `scontrol ping` there says more.")
     if not one("shared"):
         raise ProviderError(
-            f"The folder {folder} cannot be made on {login}. Give sky.Slurm(folder=...) one on a disk that all "
+            f"The folder {folder} cannot be created on {login}. Give sky.Slurm(folder=...) one on a disk that all "
             "nodes share."
         )
     system, _, machine = one("machine").partition(" ")

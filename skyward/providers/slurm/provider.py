@@ -227,8 +227,8 @@ class SlurmAllocation(Allocation):
         mode = self._provider.image_mode or ("apptainer" if facts.apptainer else "venv")
         if missing := facts.modes[mode]:
             raise ProviderError(
-                f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
-                "~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
+                f"sky.Slurm(image_mode={mode!r}): {missing}. It must be in the PATH of commands there (a module loaded "
+                "in ~/.profile is not), or choose another image_mode; `skyward doctor --at slurm://LOGIN` lists them."
             )
         if mode == "venv":
             python = request.cluster.spec.python

@@ -94,5 +94,5 @@ def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FileNotFoundError), scratch_folder("build"):
         (tmp_path / "nowhere").read_text()
     monkeypatch.setattr("tempfile.tempdir", "/proc/self/nowhere")
-    with pytest.raises(ConfigError, match="could not be made"), scratch_folder("build"):
+    with pytest.raises(ConfigError, match="could not be created"), scratch_folder("build"):
         pass

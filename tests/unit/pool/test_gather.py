@@ -141,5 +141,5 @@ def test_a_rank_that_runs_again_is_out_of_step(meeting: Meeting) -> None:
     meeting.give(0)
     meeting.give(1, number=1)
 
-    assert meeting.answers(0, 1) == ["rank 1 (node 0) was started anew in the middle of it, and is out of step with "
+    assert meeting.answers(0, 1) == ["rank 1 (node 0) was restarted in the middle of it, and is out of step with "
                                      "the others."] * 2  # fmt: skip

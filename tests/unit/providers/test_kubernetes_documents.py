@@ -126,7 +126,7 @@ def test_secrets_are_owned_and_hold_what_is_secret() -> None:
         ),
         (waiting("ImagePullBackOff", "Back-off"), [], r"kube1 cannot pull the image r/x@sha256:1"),
         (waiting("ErrImagePull", "manifest not found"), [], "cannot pull"),
-        (waiting("CreateContainerConfigError", 'secret "x" not found'), [], "cannot be made on kube1"),
+        (waiting("CreateContainerConfigError", 'secret "x" not found'), [], "cannot be created on kube1"),
         (state("Failed", reason="Evicted", message="low on memory"), [], "was evicted by its machine: low on memory"),
     ],
 )

@@ -47,7 +47,7 @@ def test_only_the_owner_can_open_anything(base: Path) -> None:
 def test_a_pool_directory_is_made_once(base: Path) -> None:
     """A directory that exists is never taken over, since somebody else may have made it."""
     PoolDirectory.create("p", base)
-    with pytest.raises(ProviderError, match="skyward-p of pool p cannot be made"):
+    with pytest.raises(ProviderError, match="skyward-p of pool p cannot be created"):
         PoolDirectory.create("p", base)
 
 

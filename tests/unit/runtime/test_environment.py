@@ -66,7 +66,7 @@ def test_what_is_wrapped_around_a_function_asks_for_the_same() -> None:
 
 def test_two_values_of_one_variable_are_refused() -> None:
     """A function cannot run with two backends; the error names both."""
-    with pytest.raises(ConfigError, match=r"ask\(\) is to run with KERAS_BACKEND=jax and with KERAS_BACKEND=torch"):
+    with pytest.raises(ConfigError, match=r"ask\(\) must run with KERAS_BACKEND=jax and with KERAS_BACKEND=torch"):
         environment.declare(asking("jax"), {"KERAS_BACKEND": "torch"})
 
 
