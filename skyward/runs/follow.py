@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shutil import copytree
 
 from skyward.errors import ProviderError
 from skyward.records import journal
 from skyward.records.journal import Entry
-from skyward.records.run import GRACE_S, RunFacts, note
+from skyward.records.run import GRACE_S, WRITTEN_FOLDER, RunFacts, note
 from skyward.runs.find import Run
+from skyward.runs.shared_folder import shared_folder
 from skyward.runs.there import FOLDERS, JOURNALS
 from skyward.system import time
 
@@ -58,6 +60,11 @@ def collect(run: Run) -> None:
     there = run.there
     assert there is not None
     run.refresh(*JOURNALS, *FOLDERS)
+    record, written = run.facts.record, run.folder / WRITTEN_FOLDER
+    if (
+        record.rented is not None and written.is_dir()
+    ):  # the run's folder ends with its machine; the next run is sent it
+        copytree(written, shared_folder(record, run.folder), dirs_exist_ok=True)
     note(run.folder, "collected")
-    there.mark_collected(run.facts.record)
+    there.mark_collected(record)
     run.there = None

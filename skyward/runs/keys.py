@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import IO
 
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.ssh import SshHost
@@ -117,13 +118,13 @@ def remove_key(host: SshHost, run_id: str) -> None:
     run_script(host, _REMOVE, run_id)
 
 
-def run_script(host: SshHost, script: str, *words: str, given: bytes = b"") -> str:
+def run_script(host: SshHost, script: str, *words: str, given: int | IO[bytes] = subprocess.DEVNULL) -> str:
     """Run a shell script on a host; return its output.
 
     Raises:
         ProviderError: it fails.
     """
-    done = subprocess.run(host.command("sh", "-c", script, "sh", *words), input=given, capture_output=True, check=False)
+    done = subprocess.run(host.command("sh", "-c", script, "sh", *words), stdin=given, capture_output=True, check=False)
     if done.returncode:
         raise ProviderError(f"A command on {host.name} failed: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout.decode(errors="replace")

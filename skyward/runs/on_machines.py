@@ -5,7 +5,6 @@ Rented machines are rented for the run.
 
 from __future__ import annotations
 
-import io
 import socket
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
+from tempfile import TemporaryFile
 
 from skyward._pool.description import DeclaredPool
 from skyward.builder.events import Report, note
@@ -42,8 +42,8 @@ stat -c %g "$1"
 _PLACE = r"""
 umask 077
 state=${XDG_STATE_HOME:-$HOME/.local/state}/skyward
-mkdir -p "$state/runs" "$state/folders/$2" "$state/home" && mkdir "$state/runs/$1" && cd "$state/runs/$1" &&
-    tar -xomf - && pwd -P
+mkdir -p "$state/runs" "$state/folders" "$state/home" && mkdir "$state/runs/$1" && cd "$state/runs/$1" &&
+    tar -xomf - && { [ ! -d earlier ] || mv earlier "$state/folders/$2"; } && mkdir -p "$state/folders/$2" && pwd -P
 """
 _DROP = r"""
 rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
@@ -209,14 +209,15 @@ def _start(
             add_key(machine.connection.through, run_id, public, seen)
         there = first.connection.through
         undo.callback(_quietly, run_script, there, _DROP, run_id)
-        with io.BytesIO() as data, tarfile.open(fileobj=data, mode="w") as archive:
-            archive.add(folder, ".")
-            archive.close()
-            place = Path(
-                run_script(there, _PLACE, run_id, shared_folder(record, folder).name, given=data.getvalue())
-                .strip()
-                .splitlines()[-1]
-            )
+        with TemporaryFile() as data:
+            earlier = shared_folder(record, folder_of(run_id))
+            with tarfile.open(fileobj=data, mode="w") as archive:
+                archive.add(folder, ".")
+                if rented is not None and earlier.is_dir():  # what was fetched from the machines of earlier runs
+                    archive.add(earlier, "earlier")
+            data.seek(0)
+            said = run_script(there, _PLACE, run_id, earlier.name, given=data)
+        place = Path(said.strip().splitlines()[-1])
         program.report(note(f"starting the driver on {first.name}"))
         number, own_group = first.facts.user
         user = f"{number}:{own_group if number == 0 else group}"

@@ -16,7 +16,7 @@ from tests.e2e.cloud import Cloud, Instance
 from tests.e2e.run_programs import PRINTING
 from tests.e2e.test_attached_runs import command
 from tests.e2e.test_aws import cloud
-from tests.e2e.test_runs import check, detached, home, skyward_run
+from tests.e2e.test_runs import CALLS, check, detached, home, skyward_run
 from tests.waiting import wait_until
 
 __all__ = ["cloud", "home"]
@@ -44,6 +44,9 @@ def test_a_run_on_rented_machines_ends_with_them(cloud: Cloud, home: Path) -> No
     check(home / run)
     assert cloud.left() == []
     assert command("logs", run).stdout == done.stdout
+    again = command("attach", detached(PROVIDER))  # on other machines
+    assert f"journal work.journal: {CALLS} of {CALLS} results are there" in again.stderr
+    assert cloud.left() == []
 
 
 def test_machines_end_though_nobody_fetches_the_results(cloud: Cloud, home: Path) -> None:
