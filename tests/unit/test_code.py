@@ -16,7 +16,9 @@ import pytest
 import skyward
 from skyward._pool.code import bundle as code
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
+from skyward._pool.code.identity import code_digest
 from skyward._pool.code.reloads import LoadedModules
+from skyward.builder.files import included
 from skyward.errors import ConfigError, SerializationError
 
 Project = Callable[[dict[str, str]], Path]
@@ -161,17 +163,44 @@ def test_what_is_too_large_is_left_out_and_said_once(project: Project, monkeypat
     assert "Image(includes=[...])" in told[0]
 
 
+def test_a_journal_looks_at_the_modules_of_a_package(project: Project) -> None:
+    """Also at those that no import names; not at data, as results and logs may be in its folder."""
+    root = project({**PACKAGE, "pkg/__init__.py": "def f(): pass"})
+    fn = importlib.import_module("pkg").f
+    first = code_digest(fn)
+    (root / "pkg/data/table.csv").write_text("2")
+    assert code_digest(fn) == first
+
+    (root / "pkg/found_late.py").write_text("import beside, os")
+    assert code_digest(fn) != first
+
+
+def test_links_are_followed_and_many_files_are_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package has what its links lead to; above a number of files not all are looked for."""
+    root = project({"pkg/__init__.py": "", "common/a.csv": "", "common/deep/b.csv": ""})
+    (root / "pkg/data").symlink_to(root / "common")
+    told: list[str] = []
+    pkg = importlib.import_module("pkg")
+    names = ["__init__.py", "data/a.csv", "data/deep/b.csv"]
+    assert paths(pkg) == [f"pkg/{name}" for name in names]
+
+    monkeypatch.setattr(included, "MAX_FILES", 2)
+    assert len(local_modules(pkg, LoadedModules(told.append)).files) == 2
+    assert "has more than 2 files" in told[0]
+
+
 def test_files_lie_on_nodes_as_they_lie_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative to the working directory, beside included files; modules from elsewhere by their names."""
-    root = project({"src/pkg/__init__.py": "", "src/pkg/a.csv": "", "flat.py": ""})
+    root = project({"src/pkg/__init__.py": "", "src/pkg/a.csv": "", "flat.py": "", "more/b.py": ""})
     monkeypatch.syspath_prepend(root / "src")
     pkg, flat = importlib.import_module("pkg"), importlib.import_module("flat")
+    pkg.__path__.append(str(root / "more"))
     found = local_modules((pkg, flat), LoadedModules(base=root))
     elsewhere = local_modules((pkg, flat), LoadedModules(base=root / "src" / "deep"))
 
-    assert [path for path, _ in found.files] == ["flat.py", "src/pkg/__init__.py", "src/pkg/a.csv"]
+    assert [path for path, _ in found.files] == ["flat.py", "src/pkg/__init__.py", "src/pkg/a.csv", "src/pkg/b.py"]
     assert found.roots == {"src"}
-    assert [path for path, _ in elsewhere.files] == ["flat.py", "pkg/__init__.py", "pkg/a.csv"]
+    assert [path for path, _ in elsewhere.files] == ["flat.py", "pkg/__init__.py", "pkg/a.csv", "pkg/b.py"]
     assert elsewhere.roots == set()
 
 

@@ -67,6 +67,13 @@ class CodeBundle:
         """Return the bundle of these files, sorted by path."""
         return cls(tuple(sorted(files.items())), frozenset(programs), frozenset(roots))
 
+    def code(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the modules and archives among the files."""
+        roots = tuple(f"{root}/" for root in self.roots)
+        for path, data in self.files:
+            if _is_module(path) or any(root.startswith(f"{path}/") for root in roots):
+                yield path, data
+
     def __or__(self, other: CodeBundle) -> CodeBundle:
         files = dict(self.files) | dict(other.files)
         return CodeBundle.of(files, self.programs | other.programs, self.roots | other.roots)
@@ -115,6 +122,7 @@ class _Search:
         self._data: dict[str, PackageFile] = {}
         self._programs: set[str] = set()
         self._roots: set[str] = set()
+        self._root_of: dict[str, str] = {}  # by name of a package
 
     def add(self, name: str) -> Iterator[str]:
         """Add a module with its packages, and yield the modules that these may need."""
@@ -149,9 +157,8 @@ class _Search:
                 continue  # a folder of data that has the name of a module that is not installed
             if whole:
                 yield from (each for each in tuple(sys.modules) if each.startswith(f"{name}."))  # also what git ignores
-            prefix = name.replace(".", "/")
             for each in files:
-                path = f"{prefix}/{each.name}"
+                path = f"{name.replace('.', '/')}/{each.name}"
                 if _is_module(each.name) and not each.refusal:
                     module = path.partition(".")[0].replace("/", ".").removesuffix(".__init__")
                     yield from self._add(module, each.file, path, is_program=each.is_program)
@@ -182,7 +189,7 @@ class _Search:
         path = self._placed(archive, archive.name)
         self._roots.add(path + root.removeprefix(archive.as_posix()))
         if path not in self._files:
-            self._files[path] = self._loaded.get(str(archive), archive, path)
+            self._files[path] = self._loaded.data(archive, path)
             with ZipFile(archive) as members:
                 for name in members.namelist():
                     if name.endswith(".py"):
@@ -190,12 +197,14 @@ class _Search:
 
     def _placed(self, file: Path, path: str) -> str:
         """Return the path of a file on nodes: as it is here, relative to `base`, or the given one."""
-        here = file.as_posix()
-        if not (self._base and here.startswith(self._base) and here.endswith(f"/{path}")):
-            return path
-        root = here[len(self._base) : -len(path) - 1]
-        if root:
-            self._roots.add(root)
+        here, top = file.as_posix(), path.partition("/")[0]
+        root = self._root_of.get(top)
+        if root is None:
+            is_below = self._base and here.startswith(self._base) and here.endswith(f"/{path}")
+            root = here[len(self._base) : -len(path) - 1] if is_below else ""
+            self._roots |= {root} - {""}
+            if (module := self._found.get(top)) and module.has_code:
+                self._root_of[top] = root  # also for folders elsewhere that were added to its `__path__`
         return f"{root}/{path}".lstrip("/")
 
     def bundle(self) -> CodeBundle:
@@ -218,20 +227,21 @@ class _Search:
             if each.refusal or left < 0:
                 refused.append((each, each.refusal or f"{each.size / 1e6:.1f} MB"))
                 continue
-            files[path] = self._loaded.get(str(each.file), each.file, path)
+            files[path] = self._loaded.data(each.file, path)
             if each.is_program:
                 self._programs.add(path)
         if refused:
-            self._tell(refused[::-1])
+            self._tell(refused[::-1], frozenset(self._packages))
         return CodeBundle.of(files, self._programs, self._roots)
 
-    def _tell(self, refused: list[tuple[PackageFile, str]]) -> None:
+    def _tell(self, refused: list[tuple[PackageFile, str]], packages: object) -> None:
         listed = ", ".join(f"{each.file} ({why})" for each, why in refused[:5])
         more = f" and {len(refused) - 5:,} more" if len(refused) > 5 else ""
         self._loaded.tell(
             f"Not sent with the packages of a function: {listed}{more}. At most {MAX_BYTES >> 20} MB are sent, the "
             "smallest files first. Nodes get these by Image(includes=[...]), with bake=True if they are large, or from "
-            "a volume."
+            "a volume.",
+            about=packages,  # the files may change with each call
         )
 
 

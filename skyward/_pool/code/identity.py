@@ -184,7 +184,7 @@ def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _modules_digest(bundle: CodeBundle) -> bytes:
     """Return the digest of local modules: of the syntax tree of Python files, of the bytes of others."""
-    return _digest([(path, _source(path, data)) for path, data in bundle.files], set())
+    return _digest([(path, _source(path, data)) for path, data in bundle.code()], set())
 
 
 def _source(path: str, data: bytes) -> bytes:

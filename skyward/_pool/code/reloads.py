@@ -31,10 +31,10 @@ _PAUSE = 50  # between two looks at more of them, as a multiple of the time that
 
 @dataclass(slots=True)
 class LoadedModule:
-    """A local module, or data file of a package, that was read.
+    """A local module that was read.
 
     Attributes:
-        name, file: the module's name, for a data file its path, and the path of the file; None if it has none.
+        name, file: the module's name and the path of its file; None if it has none.
         data: the content of the file when the module was first seen in its present state.
         module: the module object; None if this program has not imported it.
         spec: its specification, which a reload replaces.
@@ -101,8 +101,9 @@ class LoadedModules:
         self._tell, self.base = tell, base
         self.latest: dict[str, bytes] = {}
         self._known: dict[str, LoadedModule] = {}
+        self._data: dict[Path, tuple[object, bytes]] = {}  # stamp and content of data files
         self._packages: dict[tuple[Path, bool], tuple[list[PackageFile], dict[Path, object]]] = {}
-        self._told: set[str] = set()
+        self._told: set[object] = set()
         self._generation = 0
         self._look_at = 0.0
 
@@ -125,6 +126,18 @@ class LoadedModules:
         self.latest[path] = known.data
         return known.data
 
+    def data(self, file: Path, path: str) -> bytes:
+        """Return the present content of a data file; `path` is its path on nodes.
+
+        Raises:
+            SerializationError: it cannot be read.
+        """
+        stamp, known = _stamp(file), self._data.get(file)
+        if known is None or known[0] != stamp:
+            known = self._data[file] = stamp, read_file(file, SerializationError)
+        self.latest[path] = known[1]
+        return known[1]
+
     def package(self, folder: Path, *, whole: bool) -> list[PackageFile]:
         """Return the files in a folder of a package, as found when a file or folder in it last changed.
 
@@ -135,17 +148,22 @@ class LoadedModules:
         """
         key = folder, whole
         if key not in self._packages:
-            from skyward.builder.files.included import package_files  # most functions need no package
+            from skyward.builder.files.included import MAX_FILES, package_files  # most functions need no package
 
             found, folders = package_files(folder, whole=whole)
+            if len(found) == MAX_FILES:
+                self.tell(
+                    f"The folder of a package, {folder}, has more than {MAX_FILES:,} files, of which only as many are "
+                    "searched. Keep data elsewhere, and give it to nodes by Image(includes=[...]) or a volume."
+                )
             files = [PackageFile(*each, *_size_and_mode(each[1])) for each in found]
             self._packages[key] = files, {each: _stamp(each) for each in folders}
         return self._packages[key][0]
 
-    def tell(self, line: str) -> None:
-        """Print a warning once."""
-        if self._tell and line not in self._told:
-            self._told.add(line)
+    def tell(self, line: str, about: object = None) -> None:
+        """Print a warning; the first about something alone."""
+        if self._tell and (about or line) not in self._told:
+            self._told.add(about or line)
             self._tell(line)
 
     def generation(self) -> int:
@@ -158,13 +176,15 @@ class LoadedModules:
         stale = [name for name, each in tuple(self._known.items()) if not each.is_current(by_file=by_file)]
         changed = False
         if by_file:
-            folders = [each for _, stamps in tuple(self._packages.values()) for each in stamps.items()]
-            changed = any(_stamp(folder) != stamp for folder, stamp in folders)
-            count = len(folders) + sum(each.is_compared_by_file() for each in tuple(self._known.values()))
+            stamps = [(file, stamp) for file, (stamp, _) in tuple(self._data.items())]
+            stamps += [each for _, folders in tuple(self._packages.values()) for each in folders.items()]
+            changed = any(_stamp(path) != stamp for path, stamp in stamps)
+            count = len(stamps) + sum(each.is_compared_by_file() for each in tuple(self._known.values()))
             self._look_at = now + _PAUSE * (time.monotonic() - now) if count > _MANY else 0.0
         if stale or changed:
             self._known = {name: each for name, each in self._known.items() if name not in stale}
             self._packages = {}
+            self._data = {file: each for file, each in self._data.items() if _stamp(file) == each[0]}
             self._generation += 1
         return self._generation
 

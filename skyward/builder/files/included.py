@@ -97,8 +97,16 @@ def project_files(folder: Path, excludes: Sequence[str]) -> tuple[tuple[str, Pat
     Raises:
         ConfigError: a file or folder cannot be read.
     """
+    # single files may be linked from anywhere, as LICENSE often is in a repository of several projects
+    scope = _Scope(
+        base=folder,
+        within=os.path.realpath(folder),
+        ignores=((folder, Ignore(excludes)),),
+        git=None,
+        takes_linked_files=True,
+    )
     with _readable():
-        found = list(_walk(folder, _Scope.whole(folder, Ignore(excludes), git=None)))
+        found = list(_walk(folder, scope))
     if refused := [f"{name}: {reason}" for name, _, reason in found if reason]:
         warn(
             f"{len(refused)} entries of the project {folder} are kept out of its build. "
@@ -115,11 +123,15 @@ def package_files(folder: Path, *, whole: bool) -> tuple[list[_Found], list[Path
     Raises:
         ConfigError: a file or folder cannot be read.
     """
-    folders = list[Path]()
-    ignore = Ignore((*DEFAULT_EXCLUDES, "**/.*/*"))
-    scope = _Scope.whole(folder, ignore, _git_rules_above(folder, folder.parent))
+    scope = _Scope(
+        base=folder,
+        within=folder.anchor,
+        ignores=((folder, Ignore((*DEFAULT_EXCLUDES, "**/.*/*"))),),
+        git=_git_rules_above(folder, folder.parent),
+        takes_packages=whole,
+    )
     with _readable():
-        return list(islice(_walk(folder, replace(scope, folders=folders, takes_packages=whole)), MAX_FILES)), folders
+        return list(islice(_walk(folder, scope), MAX_FILES)), scope.folders
 
 
 def largest(files: Mapping[str, Path]) -> str:
@@ -170,7 +182,7 @@ class _Scope:
         git: rules of the `.gitignore` files so far; None if these do not count.
         named: paths that are taken separately.
         above: real paths of the folders that are being searched, to detect links that lead back.
-        is_whole: whether links to files may lead anywhere.
+        takes_linked_files: whether links to files may lead anywhere.
         folders: receives each folder that is searched.
         takes_packages: whether folders with modules are searched.
     """
@@ -181,15 +193,9 @@ class _Scope:
     git: _GitRules | None = ()
     named: frozenset[Path] = frozenset()
     above: tuple[str, ...] = ()
-    is_whole: bool = False
+    takes_linked_files: bool = False
     folders: list[Path] = field(default_factory=list)
     takes_packages: bool = True
-
-    @classmethod
-    def whole(cls, folder: Path, ignore: Ignore, git: _GitRules | None) -> _Scope:
-        """Return the rules for a project or package."""
-        # single files may be linked from anywhere, as LICENSE often is in a repository of several projects
-        return cls(base=folder, within=os.path.realpath(folder), ignores=((folder, ignore),), git=git, is_whole=True)
 
     def leaves_out(self, path: Path, *, is_folder: bool) -> bool:
         """Return whether patterns exclude a path, with no exception below it."""
@@ -244,8 +250,10 @@ def _visit(path: Path, scope: _Scope) -> Iterator[_Found]:
     real = os.path.realpath(path) if path.is_symlink() else ""
     if real and any(Path(folder).is_relative_to(real) for folder in scope.above):
         return
-    if real and not Path(real).is_relative_to(scope.within) and (is_folder or not scope.is_whole):
+    if real and not Path(real).is_relative_to(scope.within) and (is_folder or not scope.takes_linked_files):
         yield name, path, f"a link that leads out, to {real}"
+    elif not os.access(path, os.R_OK):
+        yield name, path, "it cannot be read"
     elif is_folder:
         yield from _walk(path, scope)
     elif not path.is_file():
