@@ -34,9 +34,9 @@ from zipfile import ZipFile
 
 import docker
 
-from skyward.builder import ensure, plan_for
 from skyward.builder.docker.command import find_command
 from skyward.builder.events import Event
+from skyward.builder.plans import ensure, plan_for
 from skyward.builder.registry.pushing import push
 from skyward.builder.site.settings import place_files, read_site, site_script
 from skyward.builder.sources.declared import load

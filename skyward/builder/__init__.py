@@ -11,8 +11,3 @@ Read `plans.py` first, which uses these in this order: `files` and `packages` (t
 `sources` reads declarations. `store.py` also knows the content recorded for each tag; `explain.py` serves
 the command line.
 """
-
-from skyward.builder.plans import ensure, plan_for, resolve_base
-from skyward.builder.store import EngineImages, ImageFacts
-
-__all__ = ["EngineImages", "ImageFacts", "ensure", "plan_for", "resolve_base"]

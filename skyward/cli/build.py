@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event, Report, note
 from skyward.builder.explain import remember
+from skyward.builder.plans import ensure, plan_for
 from skyward.builder.store import EngineImages, is_known
 from skyward.cli.output import Output, Result
 from skyward.cli.sources import ProgramCommand, declared_in, split

@@ -26,7 +26,7 @@ def built_size(image: Image, cluster: Cluster) -> int | None:
         ImageError: the image cannot be compiled, which should be known before machines are rented.
         EngineMissingError: this machine has no engine.
     """
-    from skyward.builder import plan_for
+    from skyward.builder.plans import plan_for
     from skyward.builder.store import EngineImages
     from skyward.engine import Images, find_engine
 

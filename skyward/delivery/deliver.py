@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.builder import ensure, plan_for
 from skyward.builder.events import Report, note, paced, readable
 from skyward.builder.explain import remember
+from skyward.builder.plans import ensure, plan_for
 from skyward.builder.registry.auth import registry_login
 from skyward.builder.registry.pushing import find, push
 from skyward.builder.registry.reference import parse_reference, with_tag

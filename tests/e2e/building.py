@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import skyward as sky
-from skyward.builder import EngineImages, ensure, plan_for
 from skyward.builder.events import Event
+from skyward.builder.plans import ensure, plan_for
+from skyward.builder.store import EngineImages
 from skyward.image import Layer, Plan
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.builder import ensure, plan_for
+from skyward.builder.plans import ensure, plan_for
 from skyward.errors import BuildError
 from tests.e2e.base_functions import found, variables
 from tests.e2e.building import PYTHON

@@ -125,7 +125,7 @@ def test_interrupt_during_a_build(built: Built, script: Callable[..., Popen[str]
     client = script(
         f"""
         import skyward as sky
-        from skyward.builder import ensure, plan_for
+        from skyward.builder.plans import ensure, plan_for
         store = sky.Docker().images
         image = sky.Image(run=["sleep {seconds}"])
         ensure(plan_for(image, store, python="{PYTHON}", platform="linux/amd64"), store, print)
@@ -158,7 +158,7 @@ def test_a_killed_build_leaves_no_secret(
     client = script(
         f"""
         import skyward as sky
-        from skyward.builder import ensure, plan_for
+        from skyward.builder.plans import ensure, plan_for
         store = sky.Docker().images
         run = ["test -s /run/secrets/BUILD_TOKEN; echo {word}", "sleep 3; echo {word}; sleep 600"]
         image = sky.Image(run=run, secrets=["BUILD_TOKEN"])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.builder import ensure, plan_for
+from skyward.builder.plans import ensure, plan_for
 from skyward.builder.site.settings import read_site, site_script
 from skyward.builder.sources.declared import load
 from skyward.builder.store import EngineImages

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event
+from skyward.builder.plans import ensure, plan_for
 from skyward.builder.registry.pushing import push
 from skyward.builder.registry.reference import with_tag
 from skyward.builder.store import EngineImages, note_content

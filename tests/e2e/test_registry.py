@@ -23,7 +23,7 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-from skyward.builder import plan_for
+from skyward.builder.plans import plan_for
 from skyward.builder.registry.pushing import digest_of, push
 from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine

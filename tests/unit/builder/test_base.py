@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from skyward.builder import ImageFacts, base, plan_for
+from skyward.builder import base
 from skyward.builder.base import check_base, facts_of_base, of_image
-from skyward.builder.store import EngineImages
+from skyward.builder.plans import plan_for
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import EngineError, ImageError
 from skyward.image import BaseFacts
 from skyward.model.image import Image

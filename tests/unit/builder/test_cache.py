@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from skyward.builder import ensure, folders
+from skyward.builder import folders
 from skyward.builder.events import warn
 from skyward.builder.explain import memories, remember
 from skyward.builder.packages.lock import Request, _read, _write
+from skyward.builder.plans import ensure
 from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content
 from skyward.image import Lock
 from skyward.model.image import Image

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder import ImageFacts, ensure
 from skyward.builder.docker.build import write_context
 from skyward.builder.events import as_lines
 from skyward.builder.files.copied import digest_of
-from skyward.builder.store import EngineImages
+from skyward.builder.plans import ensure
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import BuildError, ConfigError
 from skyward.image import Copied
 from skyward.image.lock import Lock, Package

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skyward.builder import ImageFacts, plan_for, resolve_base
-from skyward.builder.store import EngineImages
+from skyward.builder.plans import plan_for, resolve_base
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ImageNotFoundError
 from skyward.model.image import Image
 from tests.unit.builder.fakes import printed

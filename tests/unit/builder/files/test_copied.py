@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder import ImageFacts, plan_for
 from skyward.builder.docker.build import secret_values
-from skyward.builder.store import EngineImages
+from skyward.builder.plans import plan_for
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.model.image import Image
