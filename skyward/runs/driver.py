@@ -91,7 +91,7 @@ def main(folder: Path) -> int:
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **launch["variables"]}
     try:
         if record.container is not None:
-            fill(shared_folder(record, folder), folder / PROGRAM_FOLDER)
+            fill(shared_folder(record, folder), folder / PROGRAM_FOLDER, record.program)
         with ExitStack() as held:
             if (folder / HANDED[0]).is_file():
                 from skyward.runs.keys import held_keys

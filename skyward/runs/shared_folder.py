@@ -30,27 +30,31 @@ def shared_folder(record: RunRecord, run: Path) -> Path:
     return run.parents[1] / "folders" / f"{word}-{digest}"
 
 
-def fill(folder: Path, sent: Path) -> None:
-    """Move the files that a run was sent to its folder, and remove those that only earlier runs were sent.
+def fill(folder: Path, sent: Path, program: str) -> None:
+    """Move the files that a run of a program was sent to its folder, and remove those of its earlier runs.
 
-    A file that is there already stays as it is: other runs may use it.
+    A file stays as it is if it is the same, since other runs may use it, or if the program has changed it and it is not
+    sent again.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    list_of_sent = folder.with_name(f"{folder.name}.sent")
+    lists = folder.with_name(f"{folder.name}.sent")
     try:
-        earlier = json.loads(list_of_sent.read_text()) if list_of_sent.exists() else []
+        known = json.loads(lists.read_text()) if lists.exists() else {}  # by program: when each file was written
         paths = {str(path.relative_to(sent)): path for path in sent.rglob("*") if path.is_file()}
-        for name in {*earlier} - {*paths}:
-            (folder / name).unlink(missing_ok=True)
+        gone, known[program] = known.get(program, {}), {}
         for name, path in paths.items():
             target = folder / name
             is_same = target.is_file() and target.stat().st_mode == path.stat().st_mode
             if not (is_same and filecmp.cmp(path, target, shallow=False)):
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.replace(target)
-        write_json(list_of_sent, sorted(paths))
+            known[program][name] = target.stat().st_mtime_ns
+        for name in gone.keys() - {each for names in known.values() for each in names}:
+            if (folder / name).is_file() and (folder / name).stat().st_mtime_ns == gone[name]:
+                (folder / name).unlink()
+        write_json(lists, known)
         shutil.rmtree(sent)
     except OSError as error:
         raise ConfigError(f"The files of this run could not be put into {folder}: {error}.") from error

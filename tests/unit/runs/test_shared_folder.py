@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,26 +73,33 @@ def test_the_next_run_finds_what_a_run_has_written(record: RunRecord, runs: Path
 
 
 def test_a_folder_has_what_was_sent_last(tmp_path: Path) -> None:
-    """What did not change is left to runs that use it, what is sent no more goes, what a program wrote stays."""
+    """What did not change is left to runs that use it; what is sent no more goes, unless another program has it; what
+    a program wrote stays.
+    """
     folder, sent = tmp_path / "folder", tmp_path / "sent"
-    write(sent, same="same", changed="first", gone="gone")
-    fill(folder, sent)
+    write(sent, other="other", same="same")
+    fill(folder, sent, "other.py")
+    write(sent, same="same", changed="first", gone="gone", kept="sent")
+    fill(folder, sent, "p.py")
     before = (folder / "same.py").stat().st_ino
-    write(folder, own="own")
-    write(sent, same="same", changed="later")
-    fill(folder, sent)
+    write(folder, own="own", kept="written")
+    os.utime(folder / "kept.py", (1, 1))  # a clock of milliseconds may not have moved
+    write(sent, changed="later")
+    fill(folder, sent, "p.py")
 
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "other.py": "other",
         "same.py": "same",
         "changed.py": "later",
         "own.py": "own",
+        "kept.py": "written",
     }
     assert (folder / "same.py").stat().st_ino == before
     (folder / "same.py").unlink()
     (folder / "same.py" / "x").mkdir(parents=True)
     write(sent, same="same")
     with pytest.raises(ConfigError, match="could not be put into"):
-        fill(folder, sent)
+        fill(folder, sent, "p.py")
 
 
 def test_directories_have_folders_of_their_own(record: RunRecord, runs: Path) -> None:
