@@ -17,7 +17,8 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from types import CodeType, FunctionType, NoneType
+from importlib import import_module
+from types import CodeType, FunctionType, ModuleType, NoneType
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -79,6 +80,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return _itself, (obj.view(sys.modules["numpy"].ndarray),)  # numpy would copy it into the pickle
         elif kind.__module__ in by_value.MAIN and not is_default(kind):
             return by_value.reduce_instance(obj)
+        elif kind is not ModuleType and issubclass(kind, ModuleType) and (name := _loaded_as(obj)):
+            return import_module, (name,)  # cloudpickle knows plain ones alone
         return NotImplemented
 
     def _function(self, fn: FunctionType) -> Any:
@@ -88,6 +91,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             self.globals_ref.setdefault(id(fn.__globals__), by_value.attributes_of(fn.__globals__))
         reduced = super().reducer_override(fn)
         return reduced if reduced is NotImplemented else by_value.reduce_function(fn, reduced)
+
+
+def _loaded_as(module: ModuleType) -> str:
+    """Return the name by which a module can be imported, without looking at attributes that its class may make."""
+    name = ModuleType.__getattribute__(module, "__name__")
+    return str(name) if sys.modules.get(name) is module else ""
 
 
 def decorated(fn: FunctionType) -> tuple[str, str] | None:

@@ -78,6 +78,7 @@ def plugins():
     "app/tool/work.py": "import pkgutil\nfrom rates import RATE\ndef read(): return pkgutil.get_data('tool', 'a.txt')",
     "app/tool/a.txt": "text",
     "more/rates.py": "RATE = 3",
+    "config.txt": "VALUE = 'configured'",
     "app/__main__.py": """
 import importlib, sys, threading, types
 from pathlib import Path
@@ -97,11 +98,22 @@ class Point:
     def scaled(self):
         return self.x * FACTOR
 FACTOR = 2
+def double_factor():
+    global FACTOR
+    FACTOR *= 2
 '''
-made, locked = types.ModuleType("made"), types.ModuleType("locked")
+class Module(types.ModuleType):
+    @property
+    def half(self):
+        return self.FACTOR / 2
+
+made, locked = Module("made"), types.ModuleType("locked")
 sys.modules |= {"made": made, "locked": locked}
 exec(MADE, vars(made))
 locked.lock = threading.Lock()
+sys.modules["config"] = config = types.ModuleType("config")
+config.__file__ = str(root / "config.txt")
+exec((root / "config.txt").read_text(), vars(config))
 
 class Importer:
     SOURCE = "VALUE = 'imported'"
@@ -118,10 +130,13 @@ import of_importer
 @sky.compute
 def look(point, name):
     import made as again
+    again.double_factor()
+    again.FACTOR //= 2
+    config = importlib.import_module("config")
     return (
         [importlib.import_module(f"dyn.{name}").VALUE, __import__("dyn.b").b.VALUE],
         host.VERSION, host.plugins(), work.read(), work.RATE, made.FACTOR, point.scaled(),
-        type(point) is again.Point, made.Size.SMALL, of_importer.VALUE,
+        type(point) is again.Point, made.half, made.Size.SMALL, of_importer.VALUE, config.VALUE,
     )
 
 @sky.compute
@@ -183,12 +198,14 @@ def test_a_project_with_a_src_folder(tmp_path: Path, provider: str, bake: str) -
 
 @pytest.mark.parametrize("provider", ["Local", "Docker"])
 def test_modules_that_no_import_names_and_no_file_has(tmp_path: Path, provider: str) -> None:
-    """Names that are put together, entry points, an archive, an importer, memory; what cannot be sent says so."""
+    """Names that are put together, entry points, an archive, an importer, memory; what cannot be sent is named."""
     here, there, here_later, there_later, same, refusal = run(tmp_path, ODD, "app.pyz", provider)
     assert here == there
     assert "'1.5', ['plugged in'], b'text', 3, 2, 2, True" in there
     assert here_later == there_later
     assert "7, 7, True" in there_later
     assert same == "True True"
-    assert refusal.startswith("The module 'locked', which was made in memory, cannot be pickled: ['lock'] of it gives")
+    assert refusal.startswith(
+        "The module 'locked', which was not imported from a file, cannot be pickled: ['lock'] of it gives"
+    )
     assert refusal.endswith("Write the module to a file, or install it on the nodes.")

@@ -3,7 +3,7 @@
 Code in `__main__` is sent inside the pickle. Every other module that a function refers to or imports, and that is
 neither in the standard library nor installed, is sent as a file and can be imported on the node by the same name. A
 package is sent with all its files, since its modules may find each other and their data at run time, and an archive on
-`sys.path` as it is. Modules without a file are sent as what their loader or their contents allow; see `source_of`.
+`sys.path` as it is. Modules without a file are made again; see `made_modules.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from zipfile import ZipFile
 
-from skyward._pool.code.reloads import LoadedModules, PackageFile, contents, namespace, read_file
+from skyward._pool.code.reloads import LoadedModules, PackageFile, namespace, read_file
 from skyward.errors import ConfigError, SerializationError
 from skyward.model.image import DEFAULT_EXCLUDES
 from skyward.wire import payload
+from skyward.wire.made_modules import contents
 
 MAX_BYTES = 20 * 1024 * 1024
 
@@ -284,9 +285,9 @@ class _Module(NamedTuple):
     @classmethod
     def of(cls, file: object, folders: Iterable[str] | None) -> _Module | None:
         """Return the module with these attributes, if there is such a file."""
-        path = Path(file).absolute() if isinstance(file, str) else None
-        if path is None:
+        if not isinstance(file, str) or not file.endswith((*_SUFFIXES, ".pyc")):
             return None
+        path = Path(file).absolute()
         archive = None if path.is_file() else next((each for each in path.parents if each.is_file()), None)
         return cls(path, None if folders is None else tuple(folders), archive) if archive or path.is_file() else None
 

@@ -11,20 +11,16 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from skyward.errors import SerializationError, SkywardError
 from skyward.system import time
-from skyward.wire import payload
+from skyward.wire.made_modules import source_of
 
-_OF_MODULES = frozenset(vars(ModuleType("")).keys() | {"__builtins__", "__path__", "__file__"})
 _MANY = 64  # files and folders that are looked at for each call, which takes 1 to 4 us for each
 _PAUSE = 50  # between two looks at more of them, as a multiple of the time that a look takes
 
@@ -199,38 +195,6 @@ def read_file(file: Path, error: type[SkywardError]) -> bytes:
         return file.read_bytes()
     except OSError as problem:
         raise error(f"{file} must be sent to the nodes but cannot be read: {problem.strerror}.") from problem
-
-
-def source_of(name: str) -> bytes:
-    """Return the source of a loaded module that has no file: from its loader, or one that loads its pickled contents.
-
-    If there is neither, importing the module on a node raises an ImportError that says why.
-    """
-    module = sys.modules[name]
-    loader = getattr(namespace(module).get("__spec__"), "loader", None)
-    try:
-        if loader is not None:
-            return str(loader.get_source(name)).encode()
-        with contents(module) as values:
-            data, buffers = payload.dumps(values, what=f"The module {name!r}, which was made in memory,")
-    except Exception as error:  # loaders and reducers are foreign code
-        why = f"The module {name!r} has no file, and its loader, {type(loader).__name__}, no source of it: {error!r}."
-        text = f"{why if loader else error} Write the module to a file, or install it on the nodes."
-        return f"raise ImportError({text!r})\n".encode()
-    whole = data, tuple(map(bytes, buffers))
-    return f"from skyward.wire import payload\nglobals().update(payload.loads(*{whole!r}))\n".encode()
-
-
-@contextmanager
-def contents(module: ModuleType) -> Iterator[dict[str, Any]]:
-    """Return what a module contains; meanwhile its functions and classes are pickled by value."""
-    is_registered = module.__name__ in cloudpickle.cloudpickle.list_registry_pickle_by_value()
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield {name: value for name, value in namespace(module).items() if name not in _OF_MODULES}
-    finally:
-        if not is_registered:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def namespace(module: ModuleType) -> dict[str, Any]:
