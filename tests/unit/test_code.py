@@ -143,23 +143,29 @@ def test_a_loaded_module_is_sent_though_git_ignores_it(project: Project) -> None
 
 
 def test_what_is_too_large_is_left_out_and_said_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest data files; modules never."""
+    """The largest data files, and modules that no import names."""
     monkeypatch.setattr(code, "MAX_BYTES", 1 << 20)
-    sizes = {"m.py": 600_000, "a.bin": 700_000, "b.bin": 400_000, "c.bin": 10_000, "d.bin": 300_000}
+    sizes = {
+        "m.py": 600_000,
+        "unused.py": 500_000,
+        "a.bin": 700_000,
+        "b.bin": 400_000,
+        "c.bin": 10_000,
+        "d.bin": 300_000,
+    }
     project(
         {"pkg/__init__.py": "", ".gitignore": "*.log", **{f"pkg/{name}": "#" * size for name, size in sizes.items()}}
     )
     told: list[str] = []
     loaded = LoadedModules(told.append)
     for _ in range(2):
-        bundle = local_modules(importlib.import_module("pkg"), loaded)
+        bundle = local_modules(importlib.import_module("pkg.m"), loaded)
         assert [path for path, _ in bundle.files] == [
             f"pkg/{name}" for name in ("__init__.py", "c.bin", "d.bin", "m.py")
         ]
 
     assert len(told) == 1
-    assert "a.bin (0.7 MB)" in told[0]
-    assert "b.bin (0.4 MB). At most 1 MB" in told[0]
+    assert "pkg/a.bin (0.7 MB), pkg/b.bin (0.4 MB), pkg/unused.py (0.5 MB). At most 1 MB" in told[0]
     assert "Image(includes=[...])" in told[0]
 
 

@@ -17,7 +17,7 @@ import pkgutil
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, PathFinder
 from importlib.metadata import distributions
@@ -96,15 +96,12 @@ def bundle_modules(names: Iterable[str], loaded: LoadedModules | None = None) ->
         SerializationError: a file cannot be read, or all modules together are larger than 20 MB.
     """
     search = _Search(loaded or LoadedModules())
-    todo, seen = list(names), set[str]()
-    while todo:
-        name = todo.pop()
-        if name and name not in seen and name not in MAIN:
-            seen.add(name)
-            todo += search.add(name)
-            if name.startswith(_METADATA):
-                todo += search.add_metadata()
-    return search.bundle()
+    search.follow(names)
+    needed = frozenset(search.files)
+    while search.packages:
+        (name, whole), folders = search.packages.popitem()
+        search.follow(search.add_package(name, folders, whole=whole))
+    return search.bundle(needed)
 
 
 class _Search:
@@ -118,15 +115,30 @@ class _Search:
         self._loaded = loaded
         self._base = f"{loaded.base.as_posix().rstrip('/')}/" if loaded.base else ""
         self._found: dict[str, _Module | None] = {}
-        self._packages: set[tuple[str, bool]] = set()  # names of those that were added, and whether with those in them
-        self._files: dict[str, bytes] = {}
+        self._seen: set[str] = set()
+        self._added: set[tuple[str, bool]] = set()
         self._data: dict[str, PackageFile] = {}
         self._programs: set[str] = set()
         self._roots: set[str] = set()
         self._root_of: dict[str, str] = {}  # by name of a package
+        self.files: dict[str, bytes] = {}
+        self.packages: dict[tuple[str, bool], Iterable[str]] = {}
 
-    def add(self, name: str) -> Iterator[str]:
-        """Add a module with its packages, and yield the modules that these may need."""
+    def follow(self, names: Iterable[str]) -> None:
+        """Add modules and what they import."""
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name and name not in self._seen and name not in MAIN:
+                self._seen.add(name)
+                todo += self._add_named(name)
+                if name.startswith(_METADATA):
+                    files, modules = _metadata(tuple(sys.path))
+                    self.files |= files
+                    todo += modules
+
+    def _add_named(self, name: str) -> Iterator[str]:
+        """Add a module, note its packages, and yield the modules that it may need."""
         parts, shared, is_inside = name.split("."), None, False
         for above in (".".join(parts[: count + 1]) for count in range(len(parts))):
             module = _find(above, self._found)
@@ -140,16 +152,19 @@ class _Search:
                 yield from self._add(above, module.file, module.path(above))
             # a folder without __init__.py may be shared by packages: its own files are sent if a module in it is needed
             if not is_inside and module.folders and (module.has_code or above == name):
-                yield from self._add_package(above, module.folders, whole=True)
+                self._note(above, module.folders, whole=True)
                 is_inside = True
             elif not is_inside and module.folders is None and shared:
-                yield from self._add_package(*shared, whole=False)
+                self._note(*shared, whole=False)
             shared = (above, module.folders) if module.folders and not module.has_code else None
 
-    def _add_package(self, name: str, folders: Iterable[str], *, whole: bool) -> Iterator[str]:
-        if (name, whole) in self._packages:
-            return
-        self._packages.add((name, whole))
+    def _note(self, name: str, folders: Iterable[str], *, whole: bool) -> None:
+        if (name, whole) not in self._added:
+            self._added.add((name, whole))
+            self.packages[name, whole] = folders
+
+    def add_package(self, name: str, folders: Iterable[str], *, whole: bool) -> Iterator[str]:
+        """Add the files of a package, unless `whole` without packages in it; yield the modules that they may need."""
         for folder in map(Path, folders):
             if _is_installed(folder) or not folder.is_dir():
                 continue
@@ -168,9 +183,9 @@ class _Search:
 
     def _add(self, name: str, file: Path | None, path: str, *, is_program: bool = False) -> Iterator[str]:
         placed = self._placed(file, path) if file else path
-        if placed in self._files:
+        if placed in self.files:
             return
-        data = self._files[placed] = self._loaded.get(name, file, placed)
+        data = self.files[placed] = self._loaded.get(name, file, placed)
         if is_program:
             self._programs.add(placed)
         if path.endswith(".py"):
@@ -179,18 +194,12 @@ class _Search:
             with contents(sys.modules[name]) as values:
                 yield from _modules_in(values)
 
-    def add_metadata(self) -> tuple[str, ...]:
-        """Add what is known of local projects that are installed, and return the modules of their entry points."""
-        files, modules = _metadata(tuple(sys.path))
-        self._files |= files
-        return modules
-
     def _add_archive(self, archive: Path, root: str) -> Iterator[str]:
         """Add an archive, which nodes import from as well: from the same root in it."""
         path = self._placed(archive, archive.name)
         self._roots.add(path + root.removeprefix(archive.as_posix()))
-        if path not in self._files:
-            self._files[path] = self._loaded.data(archive, path)
+        if path not in self.files:
+            self.files[path] = self._loaded.data(archive, path)
             with ZipFile(archive) as members:
                 for name in members.namelist():
                     if name.endswith(".py"):
@@ -208,42 +217,38 @@ class _Search:
                 self._root_of[top] = root  # also for folders elsewhere that were added to its `__path__`
         return f"{root}/{path}".lstrip("/")
 
-    def bundle(self) -> CodeBundle:
-        """Return all that was found; of data files the smallest, as many as are allowed.
+    def bundle(self, needed: Collection[str]) -> CodeBundle:
+        """Return the files that are needed, and of the others as many as are allowed: modules first, then by size.
 
         Raises:
-            SerializationError: a file cannot be read, or all modules together are larger than 20 MB.
+            SerializationError: a file cannot be read, or those that are needed are too large together.
         """
-        files = dict(self._files)
+        files = {path: self.files[path] for path in needed}
         left = MAX_BYTES - sum(map(len, files.values()))
         if left < 0:
             most = sorted(files, key=lambda path: -len(files[path]))[:3]
             listed = ", ".join(f"{each} ({len(files[each]) / 1e6:.1f} MB)" for each in most)
             raise SerializationError(_too_large("The local modules that a function imports", listed, "install them"))
-        refused: list[tuple[PackageFile, str]] = []
-        for path, each in sorted(self._data.items(), key=lambda item: item[1].size):
-            if path in files:
+        modules = [(len(data), path, "") for path, data in self.files.items() if path not in files]
+        data = [(each.size, path, each.refusal) for path, each in self._data.items() if path not in self.files]
+        refused: list[str] = []
+        for size, path, refusal in (*sorted(modules), *sorted(data)):
+            if refusal or size > left:
+                refused.append(f"{path} ({refusal or f'{size / 1e6:.1f} MB'})")
                 continue
-            left -= 0 if each.refusal else each.size
-            if each.refusal or left < 0:
-                refused.append((each, each.refusal or f"{each.size / 1e6:.1f} MB"))
-                continue
-            files[path] = self._loaded.data(each.file, path)
-            if each.is_program:
+            left -= size
+            files[path] = self.files[path] if path in self.files else self._loaded.data(self._data[path].file, path)
+            if path in self._data and self._data[path].is_program:
                 self._programs.add(path)
         if refused:
-            self._tell(refused[::-1], frozenset(self._packages))
+            more = f" and {len(refused) - 5:,} more" if len(refused) > 5 else ""
+            self._loaded.tell(
+                f"Not sent with the packages of a function: {', '.join(refused[:-6:-1])}{more}. At most "
+                f"{MAX_BYTES >> 20} MB are sent, modules and small files first. Nodes get these by "
+                "Image(includes=[...]), with bake=True if they are large, or from a volume.",
+                about=frozenset(self._added),  # the files may change with each call
+            )
         return CodeBundle.of(files, self._programs, self._roots)
-
-    def _tell(self, refused: list[tuple[PackageFile, str]], packages: object) -> None:
-        listed = ", ".join(f"{each.file} ({why})" for each, why in refused[:5])
-        more = f" and {len(refused) - 5:,} more" if len(refused) > 5 else ""
-        self._loaded.tell(
-            f"Not sent with the packages of a function: {listed}{more}. At most {MAX_BYTES >> 20} MB are sent, the "
-            "smallest files first. Nodes get these by Image(includes=[...]), with bake=True if they are large, or from "
-            "a volume.",
-            about=packages,  # the files may change with each call
-        )
 
 
 def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAULT_EXCLUDES) -> CodeBundle:
