@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from skyward.system import threading, time
+from skyward.system import Empty, SimpleQueue, threading, time
 
 MOST_THREADS = 32  # when all of them block, later callbacks wait, and nothing else does
 _IDLE_S = 5.0  # idle time after which a thread ends
@@ -23,36 +23,38 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._asked: SimpleQueue[tuple[float, int, Callable[[], None]] | None] = SimpleQueue()
         self._order = itertools.count()
-        self._changed = threading.Condition()
         self._stopped = False
         threading.Thread(target=self._run, name="skyward-clock", daemon=True).start()
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Run `action` in `delay_s` seconds."""
-        with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), action))
-            self._changed.notify()
+        self._asked.put((time.monotonic() + delay_s, next(self._order), action))
 
     def stop(self) -> None:
         """Run no further actions."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self._asked.put(None)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopped and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                if self._stopped:
-                    return
-                _, _, action = heapq.heappop(self._due)
+        due: list[tuple[float, int, Callable[[], None]]] = []
+        while not self._stopped:
+            left_s = due[0][0] - time.monotonic() if due else None
+            if left_s is None or left_s > 0:
+                try:
+                    asked = self._asked.get(timeout=left_s)
+                except Empty:
+                    continue
+                if asked is not None:
+                    heapq.heappush(due, asked)
+                continue
+            _, _, action = heapq.heappop(due)
             try:
                 action()
             except Exception:  # a bug in one action must not disable the time limits of all other calls
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            del action  # its objects must not live until the next one
 
 
 class Callbacks:

@@ -25,12 +25,12 @@ from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.maps import BatchedMap, JournaledMap, Sending, check_map, pays
 from skyward._pool.progress import Counting
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import listen, uninterrupted
+from skyward._pool.signals import listen, undisturbed, uninterrupted
 from skyward._pool.task import Broadcast, Task, item_note
 from skyward.errors import PoolClosedError, PoolError, TaskCancelledError, WorkerLostError, shortened
 from skyward.model.call import Call
-from skyward.system import SimpleQueue, process_end, threading
-from skyward.system.futures import CancelledError, Future, InvalidStateError
+from skyward.system import Empty, SimpleQueue, process_end, threading
+from skyward.system.futures import Future, InvalidStateError
 from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.messages import RESULT_HEAD
@@ -183,7 +183,7 @@ class CallRunner:
         """Send calls; put each into the queue when it has ended."""
         for task in tasks:
             task.on_done(arrived.put)
-        with uninterrupted:
+        with undisturbed:
             self.dispatcher.submit(tasks)
 
     def _gather(self) -> GatherCoordinator:
@@ -195,7 +195,7 @@ class CallRunner:
             awaited=partial(self.dispatcher.hurry, task) if task.patient else None,
         )
         task.on_done(future.take)
-        with uninterrupted:
+        with undisturbed:
             self.dispatcher.submit([task])
         return future
 
@@ -206,7 +206,7 @@ class CallRunner:
         for task in tasks:
             task.on_done(latch)
         try:
-            with uninterrupted:
+            with undisturbed:
                 self.dispatcher.submit(tasks)
             if not counted:
                 latch.wait()
@@ -297,7 +297,8 @@ class CallFuture(Future[R]):
         super().__init__()
         self._name, self._stop, self._callbacks, self._tell = name, stop, callbacks, tell
         self._awaited = awaited
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # unpickling runs code of the program's
+        self._gate: SimpleQueue[None] = SimpleQueue()  # not the lock of futures: who sets it must not wait
         self._ended: Task | None = None
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._process = os.getpid()
@@ -305,11 +306,22 @@ class CallFuture(Future[R]):
     def cancel(self) -> bool:
         """Stop the call; return False if it had already ended."""
         self._check_process()
-        cancelled = super().cancel()
-        if cancelled:
-            with uninterrupted:
+        with undisturbed:
+            cancelled = super().cancel()
+            if cancelled:
+                self._gate.put(None)
                 self._stop()
         return cancelled
+
+    def cancelled(self) -> bool:
+        """Return whether it was cancelled."""
+        with undisturbed:
+            return super().cancelled()
+
+    def done(self) -> bool:
+        """Return whether the call has ended or was cancelled."""
+        with undisturbed:
+            return super().done()
 
     def result(self, timeout: float | None = None) -> R:
         """Return the call's result; raise its exception, or the same errors as any future."""
@@ -319,7 +331,8 @@ class CallFuture(Future[R]):
         try:
             if not listen(self._has_ended, timeout):
                 raise FutureTimeout
-            super().result(0)
+            with undisturbed:
+                super().result(0)
         except Unread:
             pass
         except KeyboardInterrupt as interrupt:
@@ -339,7 +352,8 @@ class CallFuture(Future[R]):
         self._expect()
         if not listen(self._has_ended, timeout):
             raise FutureTimeout
-        super().exception(0)  # raises CancelledError
+        with undisturbed:
+            super().exception(0)  # raises CancelledError
         return self._read()[1]
 
     def _expect(self) -> None:
@@ -349,11 +363,10 @@ class CallFuture(Future[R]):
 
     def _has_ended(self, timeout_s: float) -> bool:
         try:
-            super().exception(timeout_s)
-        except FutureTimeout:
+            self._gate.get(timeout=timeout_s)
+        except Empty:
             return False
-        except CancelledError:
-            pass
+        self._gate.put(None)
         return True
 
     def __repr__(self) -> str:
@@ -379,7 +392,8 @@ class CallFuture(Future[R]):
         """Call `fn(future)` in a thread of the pool when the call has ended, or now if it already has."""
         what = f"a callback of {self._name}()"
         self._expect()
-        super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
+        with undisturbed:
+            super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
 
     def take(self, task: Task) -> None:
         """Record that the call has ended; called once, by the thread that receives the outcome."""
@@ -391,6 +405,7 @@ class CallFuture(Future[R]):
                 self.set_result(cast(R, None))
         except InvalidStateError:
             self._ended = None  # it was cancelled in the meantime
+        self._gate.put(None)
 
     def __del__(self) -> None:
         # takes no locks; attributes are missing if __init__ failed

@@ -7,14 +7,16 @@ one. In a notebook, all output of a call goes to the cell that made it.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from skyward._pool.display import Cell, harmless, is_terminal, screen
 from skyward._pool.signals import LISTEN_S
-from skyward.system import threading, time
+from skyward.system import Empty, SimpleQueue, threading, time
 
 EVERY_S = 5.0  # between lines with the state of a progress bar
 _DRAIN_S = 2.0  # limit for a result's wait for earlier output
@@ -36,11 +38,13 @@ class Printer:
 
     def __init__(self, *, quiet: bool, widest: str = "") -> None:
         self._quiet, self._width = quiet, len(widest) + 3
-        self._waiting: list[Output] = []
-        self._changed = threading.Condition()
+        self._waiting: SimpleQueue[Output | SimpleQueue[None]] = SimpleQueue()  # a queue is told when it is its turn
         self._unfinished: dict[_Source, _Line] = {}
+        self._numbers = itertools.count(1)
         self._came = self._printed = 0  # counts of outputs
-        self._stopped = self._is_hurried = False
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._stopped = False
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -62,55 +66,53 @@ class Printer:
 
     def drain(self) -> None:
         """Wait until the output received so far is printed, so that a call's output precedes its result."""
-        if self._came != self._printed:
-            with self._changed:
-                came = self._came
-                self._changed.wait_for(lambda: self._printed >= came, _DRAIN_S)
+        if self._came != self._printed and threading.current_thread() is not self._thread:
+            printed: SimpleQueue[None] = SimpleQueue()
+            self._waiting.put(printed)
+            with suppress(Empty):
+                printed.get(timeout=_DRAIN_S)
 
     def hurry(self) -> None:
         """Stop `stop` from waiting any longer for a blocked reader."""
-        with self._changed:
-            self._is_hurried = True
-            self._changed.notify_all()
+        self._ended.put(None)
 
     def stop(self) -> None:
         """Print the remaining output, including unfinished lines, and end the thread. Wait for that until `hurry`."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-            thread = self._thread
-            if thread is None:
+        self._stopped = True
+        self._waiting.put(self._ended)
+        while self._thread is not None:
+            with suppress(Empty):  # a signal's handler may call hurry
+                self._ended.get(timeout=LISTEN_S)
                 return
-            # a signal's handler may call hurry
-            while not self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed, LISTEN_S):
-                pass
-        thread.join(_DRAIN_S)
 
     def _add(self, item: Output) -> None:
         if self._quiet:
             return
-        with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="skyward-output", daemon=True)
-                self._thread.start()
-            self._waiting.append(item)
-            self._came += 1
-            self._changed.notify_all()
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="skyward-output", daemon=True)
+                    self._thread.start()
+        self._came = next(self._numbers)
+        self._waiting.put(item)
 
     def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            with self._changed:
-                limit_s = _SETTLE_S if self._unfinished else None
-                self._changed.wait_for(lambda: self._waiting or self._stopped, limit_s)
-                items, self._waiting = self._waiting, []
-                is_last = self._stopped and not items
+        while not self._stopped or not self._waiting.empty():
+            items = list[Output]()
+            told: SimpleQueue[None] | None = None
+            with suppress(Empty):
+                item = self._waiting.get(timeout=_SETTLE_S if self._unfinished else None)
+                while isinstance(item, Output):
+                    items.append(item)
+                    item = self._waiting.get_nowait()
+                told = item
             self._print(items)
-            with self._changed:
-                self._printed += len(items)
-                self._changed.notify_all()
+            self._printed += len(items)
+            if told is not None and told is not self._ended:
+                told.put(None)
         for (place, error, _), line in self._unfinished.items():
             _write(self._labelled(place, line.finish()), error, line.cell)
+        self._ended.put(None)
 
     # printing: in the thread ---------------------------------------------------------------------------------------
 

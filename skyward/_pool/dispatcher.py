@@ -15,10 +15,10 @@ from skyward._pool.background import Timers
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
 from skyward._pool.scheduler import Failed, Scheduler
 from skyward._pool.services import refuse
-from skyward._pool.signals import uninterrupted
+from skyward._pool.signals import StateLock
 from skyward._pool.task import Streams, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
-from skyward.system import threading, time
+from skyward.system import time
 from skyward.wire.batch import COUNT
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, decode
@@ -45,7 +45,7 @@ class Dispatcher:
         checkpoint: Callable[[Task, Connection, Frame], None],
     ) -> None:
         self._clock, self._checkpoint = clock, checkpoint
-        self._lock = threading.Lock()
+        self._lock = StateLock()
         self._schedule = Scheduler(workers)
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
         self._ticking = False
@@ -120,7 +120,7 @@ class Dispatcher:
     # calls -----------------------------------------------------------------------------------------------------
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Send calls, or queue them until a worker has room.
+        """Send calls, or queue them until a worker has room. The caller is `undisturbed`.
 
         Raises:
             PoolClosedError: the pool is closed.
@@ -128,7 +128,7 @@ class Dispatcher:
         """
         touched: dict[int, WorkerClient] = {}
         failed: Failed = []
-        with self._lock:
+        with self._lock.plain:
             if (refusal := self._closed or self._suspended) is not None:
                 raise refusal
             if not self._schedule.has_workers:
@@ -200,10 +200,10 @@ class Dispatcher:
     # messages of workers ---------------------------------------------------------------------------------------
 
     def on_frames(self, worker: WorkerClient, frames: list[Frame]) -> None:
-        """Handle messages of a worker; called by the thread that reads from it."""
+        """Handle messages of a worker; called by the thread that reads from it, which is `undisturbed`."""
         heard: list[tuple[Task, Frame]] = []
         given_back: list[Task] = []
-        with self._lock:
+        with self._lock.plain:
             for frame in frames:
                 if frame.kind == Kind.STALE:
                     worker.stale = True  # it will exit; its calls run in the process that replaces it
@@ -267,11 +267,10 @@ class Dispatcher:
 
     def _credit(self, worker: WorkerClient, task: Task, items: int) -> None:
         """Allow a stream to send this many more items; called by its reader."""
-        with uninterrupted:
-            with self._lock:
-                if task.id in worker.outstanding:
-                    worker.credit(task, items)
-            worker.flush()
+        with self._lock:
+            if task.id in worker.outstanding:
+                worker.credit(task, items)
+        worker.flush()
 
     def _end_if_stuck(self, worker: WorkerClient, call: int, waited: bool = False) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from skyward._pool.display import rows_of, screen
-from skyward._pool.signals import LISTEN_S
+from skyward._pool.signals import LISTEN_S, check_thread
 from skyward._pool.task import Task
 from skyward.system import Empty, SimpleQueue, time
 
@@ -144,6 +144,7 @@ class Counting:
             arrived: the queue of tasks that have ended.
             ended: number of calls that have ended; None for the number of tasks taken so far.
         """
+        check_thread()
         while True:
             self.look(self.ended if ended is None else ended, self.failed)
             try:

@@ -1,6 +1,6 @@
 """Closing of open pools on signals, at the program's end, on garbage collection, and after a fork.
 
-SIGINT, SIGTERM and SIGHUP are deferred while a pool changes its state, and never lost.
+Signals are deferred while a pool changes its state, and never lost; the garbage collector waits, too.
 
 A signal that arrives while the main thread is inside `uninterrupted` is recorded and handled on exit from it, by the
 program's own handler. If the program has none for SIGTERM or SIGHUP, they are raised as `Terminated`, so that the
@@ -13,6 +13,7 @@ closed by a separate thread. After a fork, the child closes its copies of the po
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,11 @@ from skyward.system import process_end, threading, time
 from skyward.wire.exceptions import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are handled
+# others, deferred if the program has a handler, which may call the pool
+_OTHERS = (
+    *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD),
+    *(signal.SIGQUIT, signal.SIGIO, signal.SIGWINCH),
+)
 _ONCE_S = 0.5  # a closed terminal and its shell both send SIGHUP, which count as one within this time
 _AGAIN_S = 0.001
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -45,6 +51,19 @@ class Terminated(SystemExit, Stopping):
         self.name = signal.Signals(number).name
 
 
+class _Deferred:
+    """Stands in for the program's handler of a signal, and calls it at the end of the block that is interrupted."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if uninterrupted._depth:
+            uninterrupted._deferred[number] = self.handler
+        else:
+            self.handler(number, frame)
+
+
 class _Uninterrupted:
     """Context manager that defers signals; entering it is cheap, since every call does."""
 
@@ -52,6 +71,8 @@ class _Uninterrupted:
         self._main = threading.main_thread().ident
         self._depth = 0
         self._pending: dict[int, _Handler] = {}  # deferred signals, with the program's handler for each
+        self._others: tuple[_Handler, ...] = ()  # the last known handlers of _OTHERS
+        self._deferred: dict[int, Callable[[int, FrameType | None], object]] = {}  # the same of _OTHERS
         self._users = 0
         self._previous: dict[int, _Handler] = {}
         self._raised_at = -_ONCE_S
@@ -81,8 +102,11 @@ class _Uninterrupted:
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
-            if not self._depth and self._users and getsignal(signal.SIGINT) is not self._handler:
-                self._take(signal.SIGINT)  # a notebook installs its handler for each cell
+            if not self._depth and self._users:
+                if getsignal(signal.SIGINT) is not self._handler:
+                    self._take(signal.SIGINT)  # a notebook installs its handler for each cell
+                if tuple(map(getsignal, _OTHERS)) != self._others:
+                    self._take_others()
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -93,6 +117,16 @@ class _Uninterrupted:
                 for number in SIGNALS:
                     if number in pending:
                         self._pass_on(number, pending[number], None)
+            while self._deferred and not self._depth:
+                other, handler = self._deferred.popitem()
+                handler(other, sys._getframe(1))
+
+    def _take_others(self) -> None:
+        for number in _OTHERS:
+            handler = signal.getsignal(number)
+            if callable(handler) and type(handler) is not _Deferred:
+                signal.signal(number, _Deferred(handler))
+        self._others = tuple(map(getsignal, _OTHERS))
 
     def _take(self, number: int) -> None:
         previous = signal.getsignal(number)
@@ -106,6 +140,10 @@ class _Uninterrupted:
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, previous)
         self._previous.clear()
+        for number in _OTHERS:
+            if type(handler := signal.getsignal(number)) is _Deferred:
+                signal.signal(number, handler.handler)
+        self._others = ()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
@@ -193,12 +231,99 @@ os.register_at_fork(
 )
 
 
+class _Uncollected:
+    """Context manager: the garbage collector is off, since it would run destructors of the program's in this thread."""
+
+    def __init__(self) -> None:
+        self._users: list[None] = []  # not a number: appending and popping need no lock
+        self._collects = False
+
+    def __enter__(self) -> None:
+        self._users.append(None)
+        if gc.isenabled():
+            self._collects = True
+            gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        self._users.pop()
+        if self._collects and not self._users:
+            self._collects = False
+            gc.enable()
+
+
+class _Collected:
+    """Context manager that undoes `uncollected`, which its thread is in."""
+
+    def __enter__(self) -> None:
+        uncollected.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        uncollected.__enter__()
+
+
+class _Undisturbed:
+    """Context manager: no code of the program's runs in this thread, which could wait for what the thread is doing.
+
+    Signals are deferred as by `uninterrupted`, and garbage is not collected.
+    """
+
+    def __enter__(self) -> None:
+        uninterrupted.__enter__()
+        uncollected.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        uncollected.__exit__()
+        uninterrupted.__exit__()
+
+
+uncollected, collected, undisturbed = _Uncollected(), _Collected(), _Undisturbed()
+
+
+class StateLock:
+    """A lock whose holder is `undisturbed`.
+
+    Attributes:
+        plain: the lock itself, for threads that are `undisturbed` already.
+    """
+
+    def __init__(self) -> None:
+        self.plain = threading.RLock()  # tracers run all the same
+
+    def __enter__(self) -> None:
+        undisturbed.__enter__()
+        self.plain.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.plain.release()
+        undisturbed.__exit__()
+
+
+RECEIVER = "skyward-node-"  # beginning of the names of threads that receive results
+
+
+def check_thread() -> None:
+    """Check that this thread may wait for a call.
+
+    Raises:
+        PoolError: it is the one that would receive the result.
+    """
+    if threading.current_thread().name.startswith(RECEIVER):
+        raise PoolError(
+            "A call cannot be waited for here: Python has run this code, a destructor or the like, in the thread that "
+            "receives results. Send the call with `f() > pool` instead of `f() >> pool`, or wait in another thread."
+        )
+
+
 def listen(wait: Callable[[float], object], timeout_s: float | None = None) -> bool:
     """Call `wait(seconds)` until it returns True, in slices of `LISTEN_S`; return False after `timeout_s`.
 
     Python runs signal handlers in the main thread. A signal does not interrupt that thread's wait for a lock if it
     arrives just before the wait, or if the kernel delivers it to another thread: the handler runs when the slice ends.
+
+    Raises:
+        PoolError: see `check_thread`.
     """
+    check_thread()
     if timeout_s is None:
         while not wait(LISTEN_S):
             pass

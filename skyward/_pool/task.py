@@ -18,7 +18,7 @@ from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import SharedValue
 from skyward._pool.display import Cell, name_cells, this_cell
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import LISTEN_S, uninterrupted
+from skyward._pool.signals import LISTEN_S, check_thread, uninterrupted
 from skyward.errors import PoolError, RemoteTraceback, SkywardError, shortened
 from skyward.system import Empty, SimpleQueue, threading
 from skyward.wire import payload
@@ -355,6 +355,7 @@ class RemoteStream(Iterator[T], Generic[T]):
         raise StopIteration(self._read(body, item.buffers, "What the generator returned") if body else None)
 
     def _next(self) -> Frame | BaseException:
+        check_thread()
         while True:
             try:
                 return self._source.arrived.get(timeout=LISTEN_S)

@@ -21,6 +21,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,6 +117,9 @@ class Frame(NamedTuple):
 class Connection:
     """A stream socket that carries frames. Only `receive` is limited to one thread at a time.
 
+    Attributes:
+        while_waiting: context in which `receive` blocks.
+
     Frames are queued, and one thread at a time writes the queue. `post` and `flush` never block: they write what the
     socket accepts at once, and leave the rest to a thread that is started when first needed. They are used by threads
     that read, keep time or run callbacks. `send` blocks until its frames are written. Signal handlers, destructors and
@@ -137,6 +141,7 @@ class Connection:
         )  # those that wait until what they queued is written
         self._broken = ""
         self._closed = False
+        self.while_waiting: AbstractContextManager[object] = nullcontext()
         self.stopped_reading = False  # whether this side has ended receiving
         self._space = memoryview(bytearray(_READ))
         self._start = self._end = 0
@@ -192,7 +197,7 @@ class Connection:
         self.enqueue(*frames)
         if not by_writer:
             self.flush()
-        if threading.get_ident() in self._flushing or not (self._is_behind() or self._writing.locked()):
+        if threading.get_ident() in self._flushing or not (self.is_behind() or self._writing.locked()):
             return
         outcome: SimpleQueue[WireError | None] = SimpleQueue()
         self._senders.append(outcome)
@@ -225,12 +230,13 @@ class Connection:
         """Return the number of queued frames whose writing has not begun."""
         return len(self._queue)
 
+    def is_behind(self) -> bool:
+        """Return whether something queued is not written yet."""
+        return bool(self._queue or self._urgent or self._pending)
+
     def _check(self) -> None:
         if self._closed or self._broken:
             raise WireError(f"The connection broke while sending ({self._broken or 'it is closed'}).")
-
-    def _is_behind(self) -> bool:
-        return bool(self._queue or self._urgent or self._pending)
 
     def _rouse(self) -> None:
         """Make the writer thread write the queue."""
@@ -246,7 +252,7 @@ class Connection:
             senders = [self._senders.popleft() for _ in range(len(self._senders))]
             failure = None
             try:
-                while self._is_behind():
+                while self.is_behind():
                     with self._writing:
                         self._write(0)
             except WireError as error:
@@ -306,7 +312,12 @@ class Connection:
                     self._start = self._end = 0
                 elif self._end == _READ:
                     self._compact()
-                count = self._sock.recv_into(self._space[self._end :])
+                take, space = (
+                    self._sock.recv_into,
+                    self._space[self._end :],
+                )  # new objects: may collect garbage
+                with self.while_waiting:
+                    count = take(space)
                 if count == 0:
                     if self._start != self._end:
                         raise WireError("The connection closed in the middle of a message.")
@@ -384,7 +395,9 @@ class Connection:
         target[:done] = self._space[self._start : self._start + done]
         self._start += done
         while done < size:
-            count = self._sock.recv_into(target[done:])
+            take, space = self._sock.recv_into, target[done:]
+            with self.while_waiting:
+                count = take(space)
             if count == 0:
                 raise WireError("The connection closed in the middle of a message.")
             done += count

@@ -138,8 +138,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "credit is not sent",
         DISPATCH,
-        "                    worker.credit(task, items)\n            worker.flush()\n",
-        "                    worker.credit(task, items)\n",
+        "                worker.credit(task, items)\n        worker.flush()\n",
+        "                worker.credit(task, items)\n",
     ),
     Mutant("a stream that waits for its reader keeps its slot", WORKER, "self.waiting.add(task.id)", "pass"),
     Mutant("a stream that waits is stopped when it is read", WORKERS, "if stream.stopped:", "if False:"),
@@ -147,14 +147,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the clock is not told of what is due",
         CLOCK,
-        "            self._changed.notify()\n\n    def stop",
-        "\n    def stop",
+        "                    heapq.heappush(due, asked)\n",
+        "                    due.append(asked)\n",
     ),
     Mutant(
         "output is printed twice",
         OUTPUT,
-        "items, self._waiting = self._waiting, []",
-        "items = list(self._waiting)",
+        "                    items.append(item)\n",
+        "                    items += (item, item)\n",
     ),
     Mutant(
         "a callback runs in the thread that reads",
@@ -283,8 +283,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what the writer leaves stays queued",
         FRAMES,
-        "                while self._is_behind():",
-        "                if self._is_behind():",
+        "                while self.is_behind():",
+        "                if self.is_behind():",
     ),
     Mutant(
         "urgent frames cut into others",

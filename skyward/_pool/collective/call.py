@@ -14,7 +14,7 @@ from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure,
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.services import GatherCoordinator
-from skyward._pool.signals import listen, uninterrupted
+from skyward._pool.signals import listen, undisturbed, uninterrupted
 from skyward._pool.task import Broadcast, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
@@ -90,7 +90,7 @@ class CollectiveCall(Broadcast):
 
     def start(self) -> bool:
         """Send the call to all ranks and start its supervision; return False if it must wait for another call."""
-        with uninterrupted:
+        with undisturbed:
             if not self._group.register(self.abort, self._read_here):
                 return False
             try:

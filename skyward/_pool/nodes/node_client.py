@@ -15,6 +15,7 @@ from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
+from skyward._pool.signals import RECEIVER, collected, uncollected
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import SETUP
 from skyward.model.spec import Worker
@@ -136,27 +137,18 @@ class NodeClient:
         return worker
 
     def _spawn(self, target: Callable[..., None], *args: object) -> threading.Thread:
-        thread = threading.Thread(target=target, args=args, name=f"skyward-node-{self.index}", daemon=True)
+        thread = threading.Thread(target=target, args=args, name=f"{RECEIVER}{self.index}", daemon=True)
         thread.start()
         return thread
 
     # readers ---------------------------------------------------------------------------------------------------
 
     def _read_worker(self, worker: WorkerClient) -> None:
-        dispatcher = self._pool.dispatcher
         try:
-            while frames := worker.connection.receive():
-                calls = [f for f in frames if f.kind != Kind.OUTPUT and f.id != SETUP and f.kind != Kind.LOG]
-                if len(calls) != len(frames):
-                    for frame in frames:
-                        if frame.kind == Kind.OUTPUT:
-                            self._output.show(worker, frame)
-                        elif frame.kind == Kind.LOG:
-                            self._output.log(worker, frame)
-                        elif frame.id == SETUP:
-                            self._on_setup(worker, frame)
-                if calls:
-                    dispatcher.on_frames(worker, calls)
+            with uncollected:  # a destructor that waited for a result here would wait for ever
+                worker.connection.while_waiting = collected
+                while frames := worker.connection.receive():
+                    self._handle(worker, frames)
         except WireError:
             pass  # `_settle` asks agent and host for the reason
         finally:  # even if this thread fails, since calls must not wait for answers that are not read
@@ -170,6 +162,19 @@ class NodeClient:
             with self._changed:
                 self._readers -= 1
                 self._changed.notify_all()
+
+    def _handle(self, worker: WorkerClient, frames: list[Frame]) -> None:
+        calls = [f for f in frames if f.kind != Kind.OUTPUT and f.id != SETUP and f.kind != Kind.LOG]
+        if len(calls) != len(frames):
+            for frame in frames:
+                if frame.kind == Kind.OUTPUT:
+                    self._output.show(worker, frame)
+                elif frame.kind == Kind.LOG:
+                    self._output.log(worker, frame)
+                elif frame.id == SETUP:
+                    self._on_setup(worker, frame)
+        if calls:
+            self._pool.dispatcher.on_frames(worker, calls)
 
     def _settle(self, worker: WorkerClient) -> None:
         """Determine why a worker ended, and settle its calls and its set-up."""

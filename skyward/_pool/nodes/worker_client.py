@@ -21,6 +21,7 @@ from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import BUDGET, SharedValueIndex
 from skyward._pool.collective.diagnosis import excerpt, of_dump
 from skyward._pool.services import GatherCoordinator
+from skyward._pool.signals import undisturbed
 from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.spec import Worker
@@ -201,7 +202,9 @@ class WorkerClient:
     def flush(self) -> None:
         """Write queued messages without blocking; do nothing if the worker is lost."""
         try:  # not `suppress`, which costs 1 % of a short call
-            self.connection.flush()
+            if self.connection.is_behind():
+                with undisturbed:
+                    self.connection.flush()
         except WireError:
             pass  # its reader fails too, asks the node for the reason and settles its calls
 

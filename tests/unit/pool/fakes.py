@@ -54,6 +54,9 @@ class FakeConnection:
     def enqueue(self, *frames: Frame, urgent: bool = False) -> None:
         self.queued = [*frames, *self.queued] if urgent else [*self.queued, *frames]
 
+    def is_behind(self) -> bool:
+        return bool(self.queued)
+
     def flush(self) -> None:
         if self.broken:
             raise WireError("The connection broke while sending.")

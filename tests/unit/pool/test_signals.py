@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward._pool import signals
+from skyward.errors import PoolError
 
 Guard = signals._Uninterrupted
 
@@ -157,3 +158,43 @@ def test_a_wait_in_slices_keeps_its_limit_and_its_result(monkeypatch: pytest.Mon
     assert asked[1:] == [signals.LISTEN_S] * 3
     monkeypatch.setattr(signals, "LISTEN_S", 0.01)
     assert not signals.listen(threading.Event().wait, 0.05)
+
+
+def test_a_thread_that_receives_results_waits_for_none() -> None:
+    """A destructor that does so there is told why, instead of waiting for ever."""
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            signals.listen(lambda _: True)
+        except PoolError as error:
+            told.append(str(error))
+
+    for name in (f"{signals.RECEIVER}0", "of the program"):
+        thread = threading.Thread(target=wait, name=name)
+        thread.start()
+        thread.join()
+    assert len(told) == 1
+    assert "`f() > pool`" in told[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGUSR1])
+def test_handlers_of_other_signals_wait_too(uninterrupted: Guard, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """They may call the pool; the program gets each of them back, also one that it saves and restores."""
+    monkeypatch.setattr(signals, "uninterrupted", uninterrupted)
+    heard: list[str] = []
+    before = signal.signal(number, lambda *_: heard.append("outer"))
+    own = signal.getsignal(number)
+    with uninterrupted:
+        signal.raise_signal(number)
+        assert heard == []
+    assert heard == ["outer"]
+    saved = signal.signal(number, lambda *_: heard.append("inner"))
+    with uninterrupted:
+        signal.raise_signal(number)
+    signal.signal(number, saved)
+    signal.raise_signal(number)
+    assert heard == ["outer", "inner", "outer"]
+    uninterrupted._give_back()
+    assert signal.getsignal(number) is own
+    signal.signal(number, before)
