@@ -115,6 +115,8 @@ SENT = ["beside.py", *(f"pkg/{name}" for name in (".hidden", "__init__.py", "dat
         ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "import space.one", "one"),
         ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "import space", "one two"),
         ({"wandb/run/log.txt": ""}, "import wandb", []),
+        ({"space/one/a.py": "", "space/one/b.csv": "", "space/two/c.py": ""}, "glob('space/*.py')", "one two"),
+        ({}, "open('space' 'other.txt')", []),
     ],
 )
 def test_a_package_is_sent_whole(project: Project, files: dict[str, str], uses: str, sent: Any) -> None:

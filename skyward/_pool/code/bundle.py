@@ -190,6 +190,9 @@ class _Search:
             self._programs.add(placed)
         if path.endswith(".py"):
             yield from _imports(data, _package(path))
+            if file and "/" not in path:  # it may look for plug-ins in a folder beside it, by the folder's name
+                beside = (each.name for each in file.parent.iterdir() if each.is_dir())
+                yield from (name for name in beside if re.search(rb"[\"']%b[\"'/]" % re.escape(name.encode()), data))
         if file is None:
             with contents(sys.modules[name]) as values:
                 yield from _modules_in(values)
