@@ -171,6 +171,16 @@ def test_what_is_too_large_is_left_out_and_said_once(project: Project, monkeypat
     assert "Image(includes=[...])" in told[0]
 
 
+def test_an_installed_module_whose_file_is_gone_is_not_sent(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade while the program runs: it is no module made in memory."""
+    root = project({"site-packages/upgraded.py": "", "uses.py": "import upgraded\ndef f(): pass"})
+    monkeypatch.syspath_prepend(root / "site-packages")
+    uses = importlib.import_module("uses")
+    (root / "site-packages/upgraded.py").unlink()
+
+    assert paths(uses.f) == ["uses.py"]
+
+
 def test_a_journal_looks_at_the_modules_of_a_package(project: Project) -> None:
     """Also at those that no import names; not at data, as results and logs may be in its folder."""
     root = project({**PACKAGE, "pkg/__init__.py": "def f(): pass"})

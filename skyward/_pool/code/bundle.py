@@ -429,6 +429,8 @@ def _loaded(name: str) -> _Module | None:
     file, folders = names.get("__file__"), names.get("__path__")
     if found := _Module.of(file, folders):
         return found
+    if isinstance(file, str) and _is_installed(Path(file)):  # and removed since
+        return _Module(Path(file), None)
     is_made = not folders and names["__name__"] == name and name.partition(".")[0] not in sys.stdlib_module_names
     return _Module(None, None if folders is None else tuple(folders), has_code=is_made)
 
