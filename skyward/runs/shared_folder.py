@@ -12,6 +12,8 @@ import json
 import os
 import re
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from skyward.errors import ConfigError
@@ -63,10 +65,11 @@ def fill(folder: Path, sent: Path, program: str) -> None:
 def keep_written(folder: Path, run: Path) -> None:
     """Add what was written in a folder since the start of a run to its record; compiled modules are left out."""
     since = (run / LOCK_FILE).stat().st_ctime_ns
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_file() or path.parent.name == "__pycache__":
-            continue
-        if path.stat().st_ctime_ns > since:
-            copy = run / WRITTEN_FOLDER / path.relative_to(folder)
-            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.link(path, copy)
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names if Path(parent).name != "__pycache__"):
+            with suppress(FileNotFoundError):  # a process that the program has left removes it
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_ctime_ns > since:
+                    copy = run / WRITTEN_FOLDER / path.relative_to(folder)
+                    copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    os.link(path, copy)
