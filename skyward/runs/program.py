@@ -14,6 +14,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -89,7 +90,7 @@ def run_program(
     on_start()
     for output in outputs:
         output.thread.start()
-    process.wait()
+    _wait(process)
     until = time.monotonic() + _AFTER_S
     for output in outputs:
         output.until = until
@@ -100,6 +101,16 @@ def run_program(
     if status >= 0:
         return status, reason
     return 128 - status, reason or f"ended by {signal.Signals(-status).name}"
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the program, while signals are handled: not even `waitpid` notices one just before it."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    news, told = socket.socketpair()
+    told.setblocking(False)
+    signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    while process.poll() is None:
+        news.recv(_SMALL)
 
 
 def _terminal_end() -> Callable[[], bool]:

@@ -148,7 +148,7 @@ sys.exit(job.wait())
 def test_a_program_hears_once_that_its_terminal_is_closed(home: Path, has_shell: bool) -> None:
     """As `python` does: from the shell, which tells each process of a job, or from the command if there is no shell."""
     name = program(
-        "import os, signal\n"
+        "import os, signal, time\n"
         "heard = []\n"
         "def hear(number, _):\n"
         "    heard.append(int(number))\n"
@@ -158,7 +158,7 @@ def test_a_program_hears_once_that_its_terminal_is_closed(home: Path, has_shell:
         "signal.signal(signal.SIGUSR1, hear)\n"
         "open('program', 'w').write(f'{os.getpid()}')\n"
         "print('ready', flush=True)\n"
-        "while True: signal.pause()\n"
+        "while True: time.sleep(0.1)\n"  # not one long sleep, as above
     )
     shell = [sys.executable, "-c", SHELL] if has_shell else []
     for words in ([sys.executable, name], [*SKYWARD, name]):
