@@ -24,8 +24,9 @@ def hold_the_interpreter(seconds: int) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-@sky.compute
+@sky.compute(retries=1)
 def pids() -> tuple[int, int]:
+    """Its node may be one that has just been killed."""
     return os.getppid(), os.getpid()
 
 
