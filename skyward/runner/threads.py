@@ -139,6 +139,12 @@ class ThreadSlot(Slot):
         super().__init__()
         self._guard = threading.RLock()  # held by its own thread, also in destructors, and by those that interrupt it
 
+    def attach(self) -> None:
+        """See `Slot.attach`."""
+        super().attach()
+        # Threads that calls start inherit this: at its end Python waits for those, as ever, and not for this one.
+        threading.current_thread()._daemonic = False  # type: ignore[attr-defined]
+
     def interrupt(self, call: int) -> bool:
         """See `Slot.interrupt`."""
         with self._guard:

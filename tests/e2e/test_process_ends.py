@@ -26,9 +26,10 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_a_process_ends_as_python_does(provider_name: str, printed: Printed) -> None:
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_process_ends_as_python_does(provider_name: str, concurrency: int, printed: Printed) -> None:
     """Threads, exit handlers, logging, queues, open files."""
-    with sky.ComputePool(provider_of(provider_name), image=IMAGE) as pool:
+    with sky.ComputePool(provider_of(provider_name), image=IMAGE, concurrency=concurrency) as pool:
         functions.leaves_all_to_the_end() >> pool
         before = {line.partition("] ")[2] for line in "".join(printed.read()).splitlines()}
     after = {line.partition("] ")[2] for line in "".join(printed.read()).splitlines()}
