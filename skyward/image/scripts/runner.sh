@@ -1,7 +1,7 @@
 # runner ACCOUNT ID HOME WORK_DIR: installs skyward's runner, and the account of nodes with directories that it can write to.
 #
 # All is readable by everybody, whatever the modes of the client's files. Bytecode is made of what nodes and drivers load.
-clients='(_pool|builder|delivery|engine|image|nodes|providers|ssh)/|runs/(?!__init__|driver|keys|program|saved)'
+clients='(_pool|builder|delivery|engine|image|nodes|providers|ssh)/|runs/(?!__init__|driver|shared_folder|keys|program|saved)'
 rm -rf /opt/skyward # of a base that is such an image itself
 cp -r /run/runner /opt/skyward
 /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash \
