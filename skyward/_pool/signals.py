@@ -13,7 +13,6 @@ closed by a separate thread. After a fork, the child closes its copies of the po
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from weakref import WeakSet
 from skyward.errors import PoolClosedError, PoolError
 from skyward.model.instance import ENV_VAR
 from skyward.system import process_end, threading, time
+from skyward.system.collector import uncollected
 from skyward.wire.exceptions import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are handled
@@ -231,36 +231,6 @@ os.register_at_fork(
 )
 
 
-class _Uncollected:
-    """Context manager: the garbage collector is off, since it would run destructors of the program's in this thread."""
-
-    def __init__(self) -> None:
-        self._users: list[None] = []  # not a number: appending and popping need no lock
-        self._collects = False
-
-    def __enter__(self) -> None:
-        self._users.append(None)
-        if gc.isenabled():
-            self._collects = True
-            gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        self._users.pop()
-        if self._collects and not self._users:
-            self._collects = False
-            gc.enable()
-
-
-class _Collected:
-    """Context manager that undoes `uncollected`, which its thread is in."""
-
-    def __enter__(self) -> None:
-        uncollected.__exit__()
-
-    def __exit__(self, *_: object) -> None:
-        uncollected.__enter__()
-
-
 class _Undisturbed:
     """Context manager: no code of the program's runs in this thread, which could wait for what the thread is doing.
 
@@ -276,7 +246,7 @@ class _Undisturbed:
         uninterrupted.__exit__()
 
 
-uncollected, collected, undisturbed = _Uncollected(), _Collected(), _Undisturbed()
+undisturbed = _Undisturbed()
 
 
 class StateLock:

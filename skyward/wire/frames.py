@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from skyward.errors import WireError
 from skyward.system import Empty, SimpleQueue, socket, threading
+from skyward.system.collector import collected, uncollected
 
 HEADER = struct.Struct("<B3xIQQ")
 _SIZE = struct.Struct("<Q")
@@ -241,24 +242,36 @@ class Connection:
     def _rouse(self) -> None:
         """Make the writer thread write the queue."""
         if not self._has_writer and not sys.is_finalizing():
-            threading.Thread(target=self._write_on, name="skyward-writer", daemon=True).start()
+            begun: SimpleQueue[None] = SimpleQueue()
+            with uncollected:  # until the thread does the same
+                threading.Thread(target=self._write_on, args=(begun,), name="skyward-writer", daemon=True).start()
+                begun.get()
             self._has_writer = True  # two threads may both have started one, which does no harm
         self._wake.put(True)
 
-    def _write_on(self) -> None:
-        """Write what the socket did not accept at once; in a thread of its own, which ends with the connection."""
+    def _write_on(self, begun: SimpleQueue[None]) -> None:
+        """Write what the socket did not accept at once; in a thread of its own, which ends with the connection.
+
+        No garbage is collected there: code of the program's could wait for a thread that waits for this one to write.
+        """
         self._flushing.add(threading.get_ident())
-        while self._wake.get():
-            senders = [self._senders.popleft() for _ in range(len(self._senders))]
-            failure = None
-            try:
-                while self.is_behind():
-                    with self._writing:
-                        self._write(0)
-            except WireError as error:
-                failure = error  # the reading thread notices the same
-            for sender in senders:
-                sender.put(failure)
+        with uncollected:
+            begun.put(None)
+            while True:
+                with collected:
+                    goes_on = self._wake.get()
+                if not goes_on:
+                    break
+                senders = [self._senders.popleft() for _ in range(len(self._senders))]
+                failure = None
+                try:
+                    while self.is_behind():
+                        with self._writing:
+                            self._write(0)
+                except WireError as error:
+                    failure = error  # the reading thread notices the same
+                for sender in senders:
+                    sender.put(failure)
         self._wake.put(False)  # for another one
 
     def _write(self, flags: int) -> bool:

@@ -7,6 +7,7 @@ import random
 import secrets
 import sys
 from concurrent import futures
+from pathlib import Path
 from queue import Empty, Full
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,7 @@ vars(_base).update({name: getattr(futures, name) for name in ("CancelledError", 
 
 def _install() -> None:
     system = ModuleType("skyward.system")
-    system.__path__ = []
+    system.__path__ = [str(Path(__file__).parents[2] / "skyward/system")]  # `collector` is not replaced
     later, process_end = ModuleType("skyward.system.futures"), ModuleType("skyward.system.process_end")
     vars(process_end).update(
         before_end=_nothing, soon=_nothing, on_signals=_nothing

@@ -15,13 +15,14 @@ from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
-from skyward._pool.signals import RECEIVER, collected, uncollected
+from skyward._pool.signals import RECEIVER
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import SETUP
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit, Host, Node
 from skyward.records.pools import PoolRecord
 from skyward.system import socket, threading, time
+from skyward.system.collector import collected, uncollected
 from skyward.system.futures import Future, InvalidStateError
 from skyward.system.futures import TimeoutError as FutureTimeoutError
 from skyward.wire import payload

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -80,3 +81,24 @@ def test_a_broken_connection_is_told(ends: tuple[Connection, Connection], how: s
     for _ in range(3):
         with pytest.raises(WireError, match="broke while sending"):
             getattr(near, how)(Frame(1, 1))
+
+
+def test_no_garbage_is_collected_in_the_writer_thread(ends: tuple[Connection, Connection]) -> None:
+    """Callbacks of the collector could wait there for a lock of the thread that waits for it."""
+    near, far = ends
+    threads = set[str]()
+    thresholds = gc.get_threshold()
+    note: Callable[..., None] = lambda *_: threads.add(threading.current_thread().name)  # noqa: E731
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        reader = threading.Thread(target=received, args=(far, 200), name="reader")
+        reader.start()
+        for number in range(200):
+            near.send(Frame(1, number, b"", [bytes(10)] * 3), by_writer=True)
+        reader.join()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert "reader" in threads
+    assert "skyward-writer" not in threads
